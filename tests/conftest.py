@@ -1,0 +1,32 @@
+"""Strict settings for every test, and the folder of real data for those that want it."""
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tall LAPACK calls collapse under oversubscription
+
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+CACHE = REPOSITORY / ".cache"
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_compilation_cache_dir", str(CACHE / "jax"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """Folder with one folder a data set: ``FEDGEO_DATA``, or the copies kept beside the repository."""
+    if root := os.environ.get("FEDGEO_DATA"):
+        return Path(root)
+    unpack = REPOSITORY.parent / "shared" / "data" / "unpack.py"
+    if not unpack.exists():
+        pytest.skip("no real data: set FEDGEO_DATA to a folder with SMAP_MSL in its published layout")
+    root = CACHE / "data"
+    subprocess.run([sys.executable, str(unpack), str(root), "SMAP_MSL"], check=True, capture_output=True)
+    return root
