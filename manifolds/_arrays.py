@@ -1,0 +1,92 @@
+"""What every operation shares: checks at trace time, working precision and broadcasting of leading axes."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def operation(*points: str, core: int, static: tuple[str, ...] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a public operation of a function of points and vectors on trailing axes.
+
+    The operation checks its arguments while tracing, gives all of them the same number of leading axes so that
+    these broadcast, computes in float32 where the arguments are narrower and casts back, and is jitted: an
+    eager call is one dispatch, and a call inside ``jit``, ``vmap`` or ``grad`` is inlined.
+
+    Args:
+        points: names of the parameters that are points or vectors; they share the trailing shape.
+        core: trailing axes of a point, 2 for frames ``(n, p)`` and 1 for unit vectors ``(d,)``.
+        static: names of the parameters that are not arrays.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = inspect.signature(function)
+        compiled = jax.jit(function, static_argnames=static)
+
+        @functools.wraps(function)
+        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+            arguments = signature.bind(*args, **kwargs).arguments
+            arrays = {name: arguments[name] for name in points}
+            check(function.__name__, arrays, core)
+            dtype = jnp.result_type(*arrays.values())
+            work = working_dtype(dtype)
+            rank = max(array.ndim for array in arrays.values())
+            for name, array in arrays.items():
+                widened = jnp.asarray(array, work)
+                arguments[name] = jnp.expand_dims(widened, tuple(range(rank - array.ndim)))
+            out = compiled(**arguments)
+            return out if dtype == work else jax.tree.map(lambda leaf: leaf.astype(dtype), out)
+
+        return wrapper
+
+    return decorate
+
+
+def check(name: str, arrays: Mapping[str, Any], core: int) -> None:
+    """Raise a TypeError or ValueError that names the shapes unless the arrays can meet in one operation."""
+    for label, array in arrays.items():
+        if not isinstance(array, jax.Array | np.ndarray):
+            raise TypeError(f"{name}: {label} must be an array, got {type(array).__name__}; wrap it in jnp.asarray")
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise TypeError(
+                f"{name}: {label} must have a real floating dtype, got {array.dtype} of shape {array.shape}; "
+                f"cast it, for example {label}.astype(jnp.float32)"
+            )
+    shapes = ", ".join(f"{label} {array.shape}" for label, array in arrays.items())
+    wanted = "(..., n, p) with n >= p >= 1" if core == 2 else "(..., d) with d >= 2"
+    for array in arrays.values():
+        trailing = array.shape[-core:]
+        if len(trailing) < core or (trailing[0] < trailing[1] or trailing[1] < 1 if core == 2 else trailing[0] < 2):
+            raise ValueError(f"{name}: expected shape {wanted}, got {shapes}")
+    if len({array.shape[-core:] for array in arrays.values()}) > 1:
+        raise ValueError(f"{name}: trailing shapes must be equal, got {shapes}")
+    try:
+        np.broadcast_shapes(*(array.shape[:-core] for array in arrays.values()))
+    except ValueError:
+        raise ValueError(f"{name}: leading axes do not broadcast, got {shapes}") from None
+
+
+def working_dtype(dtype: Any) -> Any:
+    """Float32 for narrower floats, else the dtype itself."""
+    return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jax.dtypes.canonicalize_dtype(dtype)
+
+
+def normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Standard normal draws in the working precision of ``dtype``."""
+    return jax.random.normal(key, shape, working_dtype(jnp.dtype(dtype)))
+
+
+def safe_norm(v: jax.Array, axis: int | tuple[int, ...]) -> jax.Array:
+    """Euclidean norm with kept axes, free of overflow and underflow, with gradient 0 at 0."""
+    scale = jax.lax.stop_gradient(jnp.max(jnp.abs(v), axis, keepdims=True))
+    zero = scale == 0
+    unit = v / jnp.where(zero, 1, scale)
+    square = jnp.sum(unit * unit, axis, keepdims=True)
+    return jnp.where(zero, 0, scale * jnp.sqrt(jnp.where(zero, 1, square)))

@@ -1,0 +1,1 @@
+"""Riemannian optimisation as optax transformations."""

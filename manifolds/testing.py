@@ -1,0 +1,1 @@
+"""Checkers that a manifold can be run through; each returns numbers."""
