@@ -1,0 +1,29 @@
+"""Data on the host: data sets, partitions over clients, scalers, and stacking with masks."""
+
+from fedgeo.data.partitions import dirichlet as dirichlet
+from fedgeo.data.partitions import iid as iid
+from fedgeo.data.partitions import natural as natural
+from fedgeo.data.partitions import partition_table as partition_table
+from fedgeo.data.scaling import Moments as Moments
+from fedgeo.data.scaling import Scaler as Scaler
+from fedgeo.data.scaling import constant_channels as constant_channels
+from fedgeo.data.scaling import federated_scaler as federated_scaler
+from fedgeo.data.scaling import fit_scaler as fit_scaler
+from fedgeo.data.scaling import merge as merge
+from fedgeo.data.scaling import moments as moments
+from fedgeo.data.scaling import standard as standard
+from fedgeo.data.scaling import standardise as standardise
+from fedgeo.data.stacking import stack_rows as stack_rows
+from fedgeo.data.stacking import stack_series as stack_series
+from fedgeo.data.stacking import unstack as unstack
+from fedgeo.data.streams import Streams as Streams
+from fedgeo.data.streams import from_arrays as from_arrays
+from fedgeo.data.streams import msl as msl
+from fedgeo.data.streams import smap as smap
+from fedgeo.data.streams import split as split
+from fedgeo.data.streams import temporal_split as temporal_split
+from fedgeo.data.tables import Split as Split
+from fedgeo.data.tables import Table as Table
+from fedgeo.data.tables import breast_cancer as breast_cancer
+from fedgeo.data.tables import iris as iris
+from fedgeo.data.tables import stratified_split as stratified_split

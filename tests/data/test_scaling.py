@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.preprocessing import StandardScaler
+
+from fedgeo.data import scaling
+from fedgeo.data.streams import from_arrays
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(lambda sizes: sum(sizes) > 1),
+    offset=st.sampled_from([0.0, 1.0, -1e6, 1e8]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_federated_scaler_equals_pooled_scaler(sizes: list[int], offset: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clients = [offset + rng.normal(rng.normal(), rng.uniform(0.5, 3.0), size=(n, 3)) for n in sizes]
+    fitted = scaling.federated_scaler(clients)
+    pooled = StandardScaler().fit(np.concatenate(clients))
+    np.testing.assert_allclose(fitted.center, pooled.mean_, rtol=1e-10, atol=1e-10)
+    # the data themselves carry a rounding of one unit in the last place of the offset
+    np.testing.assert_allclose(fitted.scale, pooled.scale_, rtol=1e-10 + 1e-15 * abs(offset))
+
+
+def test_long_streams_with_a_large_offset_keep_ten_digits() -> None:
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=(60_000, 2))
+    noise = (noise - noise.mean(0)) / noise.std(0)
+    clients = np.array_split(1e6 + noise, 7)
+    fitted = scaling.federated_scaler(clients)
+    pooled = StandardScaler().fit(np.concatenate(clients))
+    np.testing.assert_allclose(fitted.center, pooled.mean_, rtol=1e-10)
+    np.testing.assert_allclose(fitted.scale, pooled.scale_, rtol=1e-10)
+    np.testing.assert_allclose(fitted.scale, 1.0, rtol=1e-10)
+
+
+def test_merging_is_independent_of_the_order_and_skips_empty_clients() -> None:
+    rng = np.random.default_rng(1)
+    parts = [scaling.moments(rng.normal(k, 1 + k, size=(5 * k, 2))) for k in range(4)]
+    assert parts[0].rows == 0
+    forward, backward = scaling.merge(parts), scaling.merge(parts[::-1])
+    assert forward.rows == backward.rows == 30
+    np.testing.assert_allclose(forward.mean, backward.mean, rtol=1e-12)
+    np.testing.assert_allclose(forward.m2, backward.m2, rtol=1e-12)
+    with pytest.raises(ValueError, match="no moments to merge"):
+        scaling.merge([])
+    with pytest.raises(ValueError, match="of 2 and of 3 columns"):
+        scaling.merge([parts[1], scaling.moments(np.ones((2, 3)))])
+
+
+@pytest.mark.parametrize("value", [0.0, 0.1, -1e9 / 3, 1e-300])
+def test_constant_channel_keeps_scale_one_and_becomes_zero(value: float) -> None:
+    x = np.column_stack([np.full(1000, value), np.arange(1000.0)])
+    for fitted in (scaling.fit_scaler(x), scaling.federated_scaler(np.array_split(x, 3))):
+        assert fitted.constant == (0,)
+        assert fitted.scale[0] == 1.0
+        assert (fitted.transform(x)[:, 0] == 0.0).all()
+
+
+def test_channel_constant_within_but_not_across_clients_is_scaled_by_the_federation() -> None:
+    clients = [np.full((10, 1), 1.0), np.full((10, 1), 3.0)]
+    assert all(scaling.fit_scaler(x).constant == (0,) for x in clients)
+    shared = scaling.federated_scaler(clients)
+    assert shared.constant == ()
+    assert (shared.center[0], shared.scale[0]) == (2.0, 1.0)
+
+
+def test_no_rows_give_the_identity_and_one_row_is_constant() -> None:
+    empty = scaling.fit_scaler(np.zeros((0, 2)))
+    np.testing.assert_array_equal(empty.transform(np.array([[3.0, -4.0]])), [[3.0, -4.0]])
+    assert empty.constant == ()
+    single = scaling.fit_scaler(np.array([[5.0, 7.0]]))
+    assert single.constant == (0, 1)
+    np.testing.assert_array_equal(single.transform(np.array([[6.0, 7.0]])), [[1.0, 0.0]])
+
+
+def test_transform_clips_and_checks_its_width() -> None:
+    fitted = scaling.fit_scaler(np.array([[0.0], [2.0]]), clip=10.0)
+    np.testing.assert_array_equal(fitted.transform(np.array([[0.0], [100.0], [-100.0]]))[:, 0], [-1, 10, -10])
+    with pytest.raises(ValueError, match="got 2 columns, want the 1 of the fitted scaler"):
+        fitted.transform(np.zeros((1, 2)))
+    with pytest.raises(ValueError, match="clip=0; want a positive bound"):
+        scaling.fit_scaler(np.zeros((2, 1)), clip=0)
+
+
+def test_values_without_finite_moments_are_refused() -> None:
+    with pytest.raises(ValueError, match="column 1 has no finite moments"), np.errstate(all="ignore"):
+        scaling.fit_scaler(np.array([[0.0, 1e200], [0.0, -1e200]]))
+
+
+def test_standardise_sees_only_the_rows_before_the_validation_part() -> None:
+    rng = np.random.default_rng(2)
+    train = {name: rng.normal(loc, 2.0, size=(100, 2)) for name, loc in (("a", 0.0), ("b", 50.0))}
+    test = {name: rng.normal(size=(20, 2)) for name in train}
+    made = from_arrays(train, test, {name: np.zeros(20) for name in train}, channels=("p", "q"))
+    scaled, scalers = scaling.standardise(made)
+    np.testing.assert_allclose(scaled.train["b"][:85].mean(0), 0.0, atol=1e-12)
+    np.testing.assert_allclose(scaled.train["b"][:85].std(0), 1.0, rtol=1e-12)
+    moved = {name: np.concatenate([x[:85], x[85:] + 1e3]) for name, x in train.items()}
+    again, _ = scaling.standardise(from_arrays(moved, test))
+    np.testing.assert_array_equal(again.test["a"], scaled.test["a"])
+    assert scaling.constant_channels(scalers, made.channels) == {}
+
+
+def test_standardise_by_federation_shares_one_scaler_and_names_constant_channels() -> None:
+    train = {"a": np.array([[0.0, 7.0], [2.0, 7.0]]), "b": np.array([[4.0, 7.0], [6.0, 7.0]])}
+    scaled, scalers = scaling.standardise(
+        from_arrays(train, channels=("p", "q")), by="federation", validation=0.0
+    )
+    assert scalers["a"] is scalers["b"]
+    np.testing.assert_allclose(scaled.train["a"][:, 0], (np.array([0.0, 2.0]) - 3.0) / np.sqrt(5.0))
+    assert scaling.constant_channels(scalers, ("p", "q")) == {"a": ("q",), "b": ("q",)}
+    with pytest.raises(ValueError, match='by=\'plant\'; want "client" or "federation"'):
+        scaling.standardise(from_arrays(train), by="plant")  # type: ignore[arg-type]
