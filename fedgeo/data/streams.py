@@ -278,8 +278,8 @@ def _matrix(value: Any, channels: tuple[str, ...], client: str, part: str) -> np
     if not finite.all():
         row, column = np.argwhere(~finite)[0]
         raise ValueError(
-            f"{where}: row {row}, channel {channels[column]} is {x[row, column]} ({np.sum(~finite)} such values "
-            "in this stream); fill or drop them first, for example with DataFrame.ffill"
+            f"{where}: row {row}, channel {channels[column]} is {x[row, column]} ({np.sum(~finite)} such "
+            "values in this stream); fill or drop them first, for example with DataFrame.ffill"
         )
     return x
 
