@@ -6,6 +6,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tall LAPACK calls collapse
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import jax
@@ -28,5 +29,9 @@ def data_root() -> Path:
     if not unpack.exists():
         pytest.skip("no real data: set FEDGEO_DATA to a folder with SMAP_MSL in its published layout")
     root = CACHE / "data"
-    subprocess.run([sys.executable, str(unpack), str(root), "SMAP_MSL"], check=True, capture_output=True)
+    if not root.exists():
+        CACHE.mkdir(exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=CACHE))  # an interrupted run leaves nothing half-written at ``root``
+        subprocess.run([sys.executable, str(unpack), str(partial), "SMAP_MSL"], check=True, capture_output=True)
+        partial.rename(root)
     return root

@@ -1,0 +1,177 @@
+"""Koopman models of windowed streams: lift, reduced operator, residual score. FedKAD, sections IV-A to IV-F."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fedgeo.protocol import Key
+from manifolds import linalg
+
+
+class Lift(NamedTuple):
+    """The fixed observables of eq. 7, shared by all clients: ``Phi(z) = [z, tanh(weight z + bias)]``.
+
+    Attributes:
+        weight: ``(d_lift, W C)``.
+        bias: ``(d_lift,)``.
+    """
+
+    weight: jax.Array
+    bias: jax.Array
+
+    def __call__(self, z: jax.Array) -> jax.Array:
+        """Lifted states ``(..., D)`` of windowed states ``(..., W C)``; D = W C + d_lift."""
+        hidden = jnp.einsum("...d,ld->...l", z, self.weight, precision="highest")
+        bias = jnp.expand_dims(self.bias, range(hidden.ndim - 1))
+        return jnp.concatenate([z, jnp.tanh(hidden + bias)], axis=-1)
+
+    def window(self, channels: int) -> int:
+        """W, for streams with that many channels."""
+        window, rest = divmod(self.weight.shape[1], channels)
+        if rest:
+            raise ValueError(f"this lift reads windows of {self.weight.shape[1]} numbers, not of {channels} channels")
+        return window
+
+
+def random_lift(key: Key, channels: int, *, window: int = 20, size: int = 128) -> Lift:
+    """Random tanh features: weights N(0, 1/d), bias U(-1, 1); eq. 7 says only "fixed random".
+
+    Args:
+        key: the seed that all clients share.
+        channels: C.
+        window: W.
+        size: d_lift, 0 for none.
+    """
+    if min(channels, window) < 1 or size < 0:
+        raise ValueError(f"need channels, window >= 1 and size >= 0, got {channels}, {window}, {size}")
+    weight_key, bias_key = jax.random.split(key)
+    d = window * channels
+    return Lift(
+        jax.random.normal(weight_key, (size, d)) / jnp.sqrt(d),
+        jax.random.uniform(bias_key, (size,), minval=-1.0, maxval=1.0),
+    )
+
+
+def windows(x: jax.Array, window: int) -> jax.Array:
+    """Windowed states of eq. 4, oldest row first: ``(T, C) -> (T-W+1, W C)``; row i ends at time i+W-1."""
+    count = x.shape[0] - window + 1
+    rows = jnp.arange(count)[:, None] + jnp.arange(window)[None, :]
+    return x[rows].reshape(count, -1)
+
+
+def fit_operator(pap: jax.Array, pbp: jax.Array, ridge: float) -> jax.Array:
+    """Ridge-guarded reduced operator, eq. 10: ``Q = P'YX'P (P'XX'P + lambda I)^-1``.
+
+    ``lambda = ridge * tr(P'XX'P) / r``, so that the ridge depends neither on units nor on the number of rows; the
+    paper gives 0.01 and no unit.
+
+    Args:
+        pap: ``P'XX'P``, ``(..., r, r)``.
+        pbp: ``P'YX'P``, ``(..., r, r)``.
+        ridge: relative to the mean eigenvalue of ``pap``.
+
+    Returns:
+        ``(..., r, r)``; zero for a client without rows.
+    """
+    r = pap.shape[-1]
+    scale = jnp.trace(pap, axis1=-2, axis2=-1)[..., None, None] / r
+    scale = jnp.where(scale > 0, scale, 1)
+    eye = jnp.broadcast_to(jnp.eye(r, dtype=pap.dtype), pap.shape)
+    inv_l = linalg.inverse_cholesky(pap / scale + ridge * eye)
+    inverse = jnp.einsum("...ki,...kj->...ij", inv_l, inv_l, precision="highest")
+    return jnp.matmul(pbp / scale, inverse, precision="highest")
+
+
+def spectral_radius(q: jax.Array, *, squarings: int = 20) -> jax.Array:
+    """Largest modulus of an eigenvalue by Gelfand's formula ``|Q^k|^(1/k)``, k = 2^squarings; matmul only.
+
+    Args:
+        q: ``(..., r, r)``.
+        squarings: each halves the error of the logarithm.
+
+    Returns:
+        ``(...)``; 0 for a nilpotent matrix.
+    """
+    log_radius = jnp.zeros(q.shape[:-2], q.dtype)
+    zero = jnp.zeros(q.shape[:-2], bool)
+    for step in range(squarings + 1):
+        norm = jnp.sqrt(jnp.sum(q * q, axis=(-2, -1)))
+        zero = zero | (norm == 0)
+        safe = jnp.where(norm > 0, norm, 1)
+        log_radius = log_radius + jnp.log(safe) / 2**step
+        q = q / safe[..., None, None]
+        if step < squarings:
+            q = jnp.matmul(q, q, precision="highest")
+    return jnp.where(zero, 0, jnp.exp(log_radius))
+
+
+def cap_spectrum(q: jax.Array, cap: float) -> jax.Array:
+    """Scale ``q`` so that its spectral radius is at most ``cap``; the paper names a cap of 0.995 and no method."""
+    radius = spectral_radius(q)[..., None, None]
+    return q * jnp.where(radius > cap, cap / jnp.where(radius > 0, radius, 1), 1)
+
+
+class Detector(NamedTuple):
+    """What one device keeps: ``Phi(t+h)`` is predicted as ``basis operator^h basis' Phi(t)``.
+
+    Attributes:
+        lift: eq. 7.
+        basis: orthonormal, ``(D, r)``.
+        operator: ``(r, r)``.
+    """
+
+    lift: Lift
+    basis: jax.Array
+    operator: jax.Array
+
+
+def residuals(detector: Detector, x: jax.Array, *, horizon: int = 1, chunk: int = 2048) -> jax.Array:
+    """Mean squared prediction error of section IV-F for every row of a stream.
+
+    The error of the predictions made at t stands at t + H, the first time at which it can be known.
+
+    Args:
+        detector: the model.
+        x: ``(T, C)`` in time order, scaled as in training.
+        horizon: H, at least 1.
+        chunk: rows lifted at a time, which bounds memory and changes no result.
+
+    Returns:
+        ``(T,)``; the first W - 1 + H are NaN.
+    """
+    steps, channels = x.shape
+    window = detector.lift.window(channels)
+    count = steps - window + 1 - horizon  # predictions that can be checked
+    if count <= 0:
+        return jnp.full(steps, jnp.nan, x.dtype)
+    chunk = min(chunk, count)
+    blocks = -(-count // chunk)
+    padded = jnp.pad(x, ((0, blocks * chunk - count), (0, 0)))
+    span = chunk + window - 1 + horizon
+
+    def block(start: jax.Array) -> jax.Array:
+        rows = jax.lax.dynamic_slice_in_dim(padded, start, span)
+        phi = detector.lift(windows(rows, window))
+        state = jnp.matmul(phi[:chunk], detector.basis, precision="highest")
+        total = jnp.zeros(chunk, x.dtype)
+        for h in range(1, horizon + 1):
+            state = jnp.matmul(state, detector.operator.T, precision="highest")
+            predicted = jnp.matmul(state, detector.basis.T, precision="highest")
+            total = total + jnp.sum((phi[h : h + chunk] - predicted) ** 2, axis=-1)
+        return total / horizon
+
+    errors = jax.lax.map(block, jnp.arange(blocks) * chunk).reshape(-1)[:count]
+    return jnp.concatenate([jnp.full(steps - count, jnp.nan, x.dtype), errors])
+
+
+def smooth(scores: jax.Array, width: int) -> jax.Array:
+    """Causal moving mean over the last ``width`` finite scores: ``(T,) -> (T,)``; NaN where the score itself is."""
+    known = jnp.isfinite(scores)
+    values = jnp.where(known, scores, 0)
+    total, count = values, known.astype(scores.dtype)
+    for lag in range(1, min(width, scores.shape[0])):  # summed anew for each row: a running sum would drift
+        shift = jnp.zeros(lag, scores.dtype)
+        total = total + jnp.concatenate([shift, values[:-lag]])
+        count = count + jnp.concatenate([shift, known[:-lag].astype(scores.dtype)])
+    return jnp.where(known, total / jnp.maximum(count, 1), jnp.nan)

@@ -1,0 +1,265 @@
+"""Federated rounds as one compiled program; works with any :class:`FedAlgorithm` and knows none.
+
+A run is a scan over rounds. Each round draws a fixed-size cohort, gathers its S clients, maps ``update`` over them,
+sets aside what is not finite, aggregates, maps ``sync`` and scatters the clients back. Keys follow the identity of
+round and client, so results depend neither on the order of the cohort nor on the block size.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgeo import trees
+from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key, PyTree
+
+Sampler = Callable[[Key, int], Cohort]
+"""``(key, K) -> Cohort``; S must not depend on the key, and the ids must be distinct."""
+
+
+def everyone(key: Key, num_clients: int) -> Cohort:
+    """Sampler: every client, every round."""
+    del key
+    return Cohort(jnp.arange(num_clients), jnp.ones(num_clients, bool))
+
+
+def uniform(size: int, *, dropout: float = 0.0) -> Sampler:
+    """Sampler: ``size`` distinct clients, each failing to report with probability ``dropout``.
+
+    Args:
+        size: S, at least 1 and at most K.
+        dropout: in [0, 1].
+
+    Raises:
+        ValueError: at once for a value out of range, and when a run starts for S > K.
+    """
+    if size < 1:
+        raise ValueError(f"a cohort needs at least one client, got size={size}")
+    if not 0 <= dropout <= 1:
+        raise ValueError(f"dropout is a probability, got {dropout}")
+
+    def sample(key: Key, num_clients: int) -> Cohort:
+        if size > num_clients:
+            raise ValueError(
+                f"a cohort of {size} clients was asked for, but the federation has {num_clients}; "
+                "choose a smaller size, or the sampler `everyone`"
+            )
+        draw_key, drop_key = jax.random.split(key)
+        index = jnp.sort(jax.random.permutation(draw_key, num_clients)[:size])
+        if not dropout:
+            return Cohort(index, jnp.ones(size, bool))
+        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(drop_key, index)
+        return Cohort(index, ~jax.vmap(partial(jax.random.bernoulli, p=dropout))(keys))
+
+    return sample
+
+
+class RoundInfo(NamedTuple):
+    """What one round reports; never fed back. A history has a leading round axis ``(R, S, ...)``.
+
+    Attributes:
+        client: ``(S,)`` ids.
+        weight: ``(S,)`` weight in the aggregate; 0 for clients without rows, inactive or quarantined ones.
+        active: ``(S,)`` False for clients that were drawn but did not report.
+        quarantined: ``(S,)`` True for clients whose upload, state or weight was not finite; their weight is 0, their
+            state is kept from before the round, and their metrics may be NaN.
+        metrics: the algorithm's own, each ``(S,)``.
+    """
+
+    client: jax.Array
+    weight: jax.Array
+    active: jax.Array
+    quarantined: jax.Array
+    metrics: dict[str, jax.Array]
+
+
+def _map_clients(function: Callable[..., Any], arguments: PyTree, block_size: int | None) -> Any:
+    """Map over the leading axis: all at once, or ``block_size`` clients at a time to cap memory."""
+    if block_size is None:
+        return jax.vmap(function)(*arguments)
+    return jax.lax.map(lambda a: function(*a), arguments, batch_size=block_size)
+
+
+def fed_round(
+    alg: FedAlgorithm,
+    key: Key,
+    state: FedState,
+    data: PyTree,
+    cohort: Cohort,
+    *,
+    block_size: int | None = None,
+) -> tuple[FedState, RoundInfo]:
+    """One round; pure, to be called under jit, vmap or scan.
+
+    If nobody's weight is positive, the server keeps its state. The state of a client that is inactive, quarantined or
+    not in the cohort is bit-identical afterwards.
+
+    Args:
+        alg: the algorithm.
+        key: the round's key; client k works with ``fold_in(key, k)``.
+        state: leaves of ``state.clients`` are ``(K, ...)``.
+        data: leaves ``(K, ...)``.
+        cohort: who takes part.
+        block_size: clients updated at a time; None for the whole cohort.
+    """
+    index = cohort.index
+    keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
+    before, data_s = trees.take(state.clients, index), trees.take(data, index)
+    clients, uploads, metrics = _map_clients(
+        lambda k, client, data_k: alg.update(k, state.server, client, data_k), (keys, before, data_s), block_size
+    )
+    weights = jax.vmap(alg.weight)(data_s)
+
+    finite = trees.all_finite((uploads, clients, weights), batch_axes=1)
+    reported = cohort.active & finite
+    weights = jnp.where(reported, weights, 0)
+    uploads = trees.where(reported, uploads, jax.tree.map(jnp.zeros_like, uploads))
+    aggregated = alg.aggregate(state.server, uploads, weights, Cohort(index, reported))
+    server = trees.where(jnp.sum(weights) > 0, aggregated, state.server)
+
+    synced = jax.vmap(alg.sync, in_axes=(None, 0), axis_size=index.shape[0])(server, clients)
+    after = trees.put(state.clients, index, trees.where(reported, synced, before))
+    info = RoundInfo(index, weights, cohort.active, cohort.active & ~finite, metrics)
+    return FedState(server, after), info
+
+
+@partial(jax.jit, static_argnames=("alg", "sampler", "rounds", "block_size"))
+def run(
+    alg: FedAlgorithm,
+    key: Key,
+    state: FedState,
+    data: PyTree,
+    first_round: jax.Array,
+    *,
+    sampler: Sampler,
+    rounds: int,
+    block_size: int | None = None,
+) -> tuple[FedState, RoundInfo]:
+    """The compiled program behind :func:`fit`: a scan over ``rounds`` rounds.
+
+    Composes with ``vmap`` (over seeds, classes or penalties) and lowers ahead of time. Nothing is checked here.
+
+    Args:
+        alg: the algorithm.
+        key: the run's key.
+        state: from ``alg.init`` or an earlier run.
+        data: leaves ``(K, ...)``.
+        first_round: number of the first round, so that two runs in a row equal one.
+        sampler: draws each round's cohort.
+        rounds: R.
+        block_size: clients updated at a time.
+
+    Returns:
+        The state after the last round and the history, its leaves ``(R, S, ...)``.
+    """
+    num_clients = _num_clients(data)
+
+    def body(carry: FedState, number: jax.Array) -> tuple[FedState, RoundInfo]:
+        draw_key, work_key = jax.random.split(jax.random.fold_in(key, number))
+        return fed_round(alg, work_key, carry, data, sampler(draw_key, num_clients), block_size=block_size)
+
+    return jax.lax.scan(body, state, first_round + jnp.arange(rounds))
+
+
+def init(alg: FedAlgorithm, key: Key, data: PyTree) -> FedState:
+    """The state before the first round, for the key that :func:`fit` was or will be given."""
+    return alg.init(jax.random.fold_in(key, np.uint32(0xFFFFFFFF)), data)  # no round has this number
+
+
+def fit(
+    alg: FedAlgorithm,
+    key: Key,
+    data: PyTree,
+    *,
+    rounds: int,
+    sampler: Sampler = everyone,
+    state: FedState | None = None,
+    first_round: int = 0,
+    block_size: int | None = None,
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[FedState, RoundInfo]:
+    """Run a federation.
+
+    Args:
+        alg: a value made by a factory such as ``fedgeo.algorithms.fedkad``.
+        key: a typed key; the same key gives the same bits again.
+        data: all clients, every leaf ``(K, ...)``.
+        rounds: R, at least 0.
+        sampler: who takes part in each round; everyone by default.
+        state: where to go on from; None starts from :func:`init`.
+        first_round: number of the first round; pass the rounds already done to continue a run exactly.
+        block_size: clients updated at a time, to cap memory; None for a whole cohort.
+        on_progress: called with the number of rounds done, about ten times. The program is then run in equal blocks
+            of rounds, which changes no result.
+
+    Returns:
+        The final state and the history, a :class:`RoundInfo` with leaves ``(R, S, ...)``.
+
+    Raises:
+        ValueError: leaves of ``data`` that disagree in K, a negative number of rounds, or a cohort larger than K.
+    """
+    if rounds < 0:
+        raise ValueError(f"the number of rounds cannot be negative, got {rounds}")
+    _check_leading_axis(data)
+    state = init(alg, key, data) if state is None else state
+    block = _largest_divisor(rounds, at_most=max(rounds // 10, 1)) if on_progress and rounds else rounds
+    history = []
+    for done in range(0, max(rounds, 1), max(block, 1)):
+        state, info = run(
+            alg, key, state, data, jnp.asarray(first_round + done),
+            sampler=sampler, rounds=block, block_size=block_size,
+        )  # fmt: skip
+        history.append(info)
+        if on_progress:
+            jax.block_until_ready(state)
+            on_progress(done + block)
+    return state, jax.tree.map(lambda *parts: jnp.concatenate(parts), *history)
+
+
+def deploy(alg: FedAlgorithm, state: FedState, data: PyTree, *, block_size: int | None = None) -> PyTree:
+    """Every client's detector, leaves ``(K, ...)``."""
+    arguments = (state.clients, data)
+    return _map_clients(lambda client, data_k: alg.deploy(state.server, client, data_k), arguments, block_size)
+
+
+def upload_bytes(alg: FedAlgorithm, state: FedState, data: PyTree) -> int:
+    """Bytes that one client sends up in one round, read off the message itself."""
+    client, data_k = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (state.clients, data))
+    _, upload, _ = jax.eval_shape(alg.update, jax.random.key(0), state.server, client, data_k)
+    return trees.nbytes(upload)
+
+
+def incidents(history: RoundInfo, names: Sequence[str]) -> list[str]:
+    """What a user should know of a run: quarantined clients, clients without weight, rounds without a report.
+
+    Args:
+        history: from :func:`fit`.
+        names: K names, by client id.
+    """
+    client, weight = np.asarray(history.client), np.asarray(history.weight)
+    active, quarantined = np.asarray(history.active), np.asarray(history.quarantined)
+    lines = [
+        f"round {r}: what client {names[client[r, s]]} sent was not finite and was set aside"
+        for r, s in np.argwhere(quarantined)
+    ]
+    idle = np.unique(client[active & ~quarantined & (weight == 0)])
+    lines += [f"client {names[k]} has no usable rows; its weight is 0" for k in idle]
+    lines += [f"round {r}: nobody reported; the server kept its state" for r in np.flatnonzero(weight.sum(1) == 0)]
+    return lines
+
+
+def _num_clients(data: PyTree) -> int:
+    return jax.tree.leaves(data)[0].shape[0]
+
+
+def _check_leading_axis(data: PyTree) -> None:
+    sizes = {jax.tree_util.keystr(path): np.shape(leaf)[:1] for path, leaf in jax.tree.leaves_with_path(data)}
+    if not sizes or len(set(sizes.values())) != 1 or () in sizes.values():
+        raise ValueError(f"every leaf of data needs the same leading client axis (K, ...), got {sizes}")
+
+
+def _largest_divisor(number: int, at_most: int) -> int:
+    return max(d for d in range(1, at_most + 1) if number % d == 0)

@@ -1,0 +1,204 @@
+"""What every algorithm owes its engines. Adding an algorithm is adding a row to ``CASES``."""
+
+import inspect
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedgeo import federation, trees
+from fedgeo.algorithms import koopman, moments
+from fedgeo.algorithms.fedavg import fedavg
+from fedgeo.algorithms.fedkad import fedkad
+from fedgeo.algorithms.local import local_only
+from fedgeo.algorithms.one_shot import one_shot
+from fedgeo.models.encoder import geodesic_svdd
+from fedgeo.protocol import Cohort, FedAlgorithm, Rows, Series
+
+K, CHANNELS = 5, 3
+LENGTHS = (23, 40, 0, 31, 1)  # one client has no row, one has a single one
+
+
+class Case(NamedTuple):
+    alg: FedAlgorithm
+    pad: int  # rows added behind the longest client
+    lengths: tuple[int, ...] = LENGTHS
+
+
+MODEL = geodesic_svdd(latent=4, width=8, blocks=1)
+LIFT = koopman.random_lift(jax.random.key(9), CHANNELS, window=3, size=4)
+ALGORITHMS = {
+    "fedkad": fedkad(LIFT, rank=2, inner_steps=2),
+    "fedkad_tangent": fedkad(LIFT, rank=2, inner_steps=2, projection="tangent", start="independent"),
+    "geodesic_iter": fedavg(MODEL, epochs=2, batch_size=16),
+    "geodesic_one_shot": one_shot(MODEL, epochs=2, batch_size=16),
+    "local_fedkad": local_only(fedkad(LIFT, rank=2, inner_steps=2)),
+    "local_geodesic": local_only(fedavg(MODEL, epochs=2, batch_size=16)),
+}
+SERIES = {"fedkad", "fedkad_tangent", "local_fedkad"}
+
+
+THREE = federation.uniform(3)
+fed_round = jax.jit(federation.fed_round, static_argnames="alg")
+
+
+def rows(client):
+    return np.random.default_rng(client).standard_normal((LENGTHS[client], CHANNELS)).astype(np.float32)
+
+
+def make_data(name, order=range(K), pad=0, spoil=None):
+    size = max(LENGTHS) + pad
+    x, mask = np.zeros((K, size, CHANNELS), np.float32), np.zeros((K, size), bool)
+    for place, client in enumerate(order):
+        x[place, : LENGTHS[client]], mask[place, : LENGTHS[client]] = rows(client), True
+        if client == spoil:
+            x[place, 2, 1] = np.nan
+    x, mask = jnp.asarray(x), jnp.asarray(mask)
+    return moments.prepare(LIFT, Series(x, mask)) if name in SERIES else Rows(x, mask)
+
+
+@pytest.fixture(params=ALGORITHMS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def alg(name):
+    return ALGORITHMS[name]
+
+
+def assert_same(got, want, rtol):
+    chex.assert_tree_all_finite((got, want))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol), got, want)
+
+
+def client_of(tree, k):
+    return jax.tree.map(lambda leaf: leaf[k], tree)
+
+
+def test_signatures(alg):
+    want = {
+        "init": ["key", "data"],
+        "update": ["key", "server", "client", "data_k"],
+        "weight": 1,
+        "aggregate": ["server", "uploads", "weights", "cohort"],
+        "sync": ["server", "client"],
+        "deploy": ["server", "client", "data_k"],
+        "score": ["detector", "x"],
+    }
+    for field, names in want.items():
+        got = list(inspect.signature(getattr(alg, field)).parameters)
+        assert got == names or len(got) == names, field
+
+
+def test_a_run_is_finite_traced_once_and_keeps_its_structure(name, alg):
+    data = make_data(name)
+    key = jax.random.key(0)
+    start = federation.init(alg, key, data)
+    traces = []
+    counted = alg._replace(update=lambda *arguments: traces.append(1) or alg.update(*arguments))
+    state, history = federation.fit(counted, key, data, rounds=4, sampler=THREE)
+    assert len(traces) == 1
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, start)
+    chex.assert_tree_all_finite(state)
+    chex.assert_tree_all_finite(history)
+    assert history.client.shape == (4, 3)
+    assert all(len(set(ids)) == 3 for ids in np.asarray(history.client).tolist())
+    again, _ = federation.fit(counted, key, data, rounds=4, sampler=THREE)
+    chex.assert_trees_all_equal(again, state)
+    other, _ = federation.fit(counted, jax.random.key(1), data, rounds=4, sampler=THREE)
+    assert len(traces) == 1
+    assert any(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(state), strict=True))
+
+
+def test_blocks_and_progress_change_no_result(name, alg):
+    data, key = make_data(name), jax.random.key(0)
+    want, _ = federation.fit(alg, key, data, rounds=4)
+    done = []
+    got, history = federation.fit(alg, key, data, rounds=4, block_size=2, on_progress=done.append)
+    assert done == [1, 2, 3, 4]
+    assert history.client.shape == (4, K)
+    assert_same(got, want, 2e-5)
+    half, _ = federation.fit(alg, key, data, rounds=2)
+    resumed, _ = federation.fit(alg, key, data, rounds=2, state=half, first_round=2)
+    chex.assert_trees_all_equal(resumed, want)
+
+
+def test_padding_is_invisible(name, alg):
+    key = jax.random.key(0)
+    want, _ = federation.fit(alg, key, make_data(name), rounds=2)
+    got, _ = federation.fit(alg, key, make_data(name, pad=16), rounds=2)
+    assert_same(got, want, 2e-5)
+
+
+def test_cohort_order_is_invisible(name, alg):
+    data, key = make_data(name), jax.random.key(0)
+    state = federation.init(alg, key, data)
+    results = []
+    for order in ([0, 1, 3], [3, 0, 1]):
+        cohort = Cohort(jnp.asarray(order), jnp.ones(3, bool))
+        results.append(fed_round(alg, key, state, data, cohort)[0])
+    assert_same(results[0], results[1], 2e-5)
+
+
+def test_absent_clients_are_untouched_and_an_empty_round_changes_nothing(name, alg):
+    data, key = make_data(name), jax.random.key(0)
+    state, _ = federation.fit(alg, key, data, rounds=1)
+    cohort = Cohort(jnp.asarray([0, 1, 3]), jnp.asarray([True, False, True]))
+    after, info = fed_round(alg, key, state, data, cohort)
+    assert info.weight[1] == 0
+    for k in (1, 2, 4):
+        chex.assert_trees_all_equal(client_of(after.clients, k), client_of(state.clients, k))
+    nobody = Cohort(cohort.index, jnp.zeros(3, bool))
+    chex.assert_trees_all_equal(fed_round(alg, key, state, data, nobody)[0], state)
+    chex.assert_tree_all_finite((after, state))
+
+
+def test_a_client_that_sends_nan_is_set_aside(name, alg):
+    key, spoiled = jax.random.key(0), 1
+    data = make_data(name, spoil=spoiled)
+    state = federation.init(alg, key, data)
+    chex.assert_tree_all_finite(state)
+    cohort = Cohort(jnp.arange(K), jnp.ones(K, bool))
+    after, info = fed_round(alg, key, state, data, cohort)
+    chex.assert_tree_all_finite(after)
+    assert info.quarantined.tolist() == [k == spoiled for k in range(K)]
+    chex.assert_trees_all_equal(client_of(after.clients, spoiled), client_of(state.clients, spoiled))
+    without = Cohort(cohort.index, jnp.arange(K) != spoiled)
+    want, _ = fed_round(alg, key, state, make_data(name), without)
+    assert_same(after.server, want.server, 2e-5)
+    history = jax.tree.map(lambda leaf: leaf[None], info)
+    text = "\n".join(federation.incidents(history, list("abcde")))
+    assert "round 0: what client b sent was not finite" in text
+    assert "client c has no usable rows" in text
+
+
+def test_detectors_score_every_row(name, alg):
+    data, key = make_data(name), jax.random.key(0)
+    state, _ = federation.fit(alg, key, data, rounds=2)
+    detectors = federation.deploy(alg, state, data)
+    chex.assert_tree_all_finite(detectors)
+    x = jnp.asarray(rows(1))
+    warm_up = 3 if name in SERIES else 0
+    for k in range(K):
+        scores = np.asarray(alg.score(client_of(detectors, k), x))
+        assert scores.shape == (len(x),)
+        assert np.isnan(scores[:warm_up]).all()
+        assert np.isfinite(scores[warm_up:]).all()
+        if LENGTHS[k] > 1:
+            assert len(np.unique(scores[warm_up:])) > 0.9 * (len(x) - warm_up)
+
+
+def test_upload_bytes_are_those_of_the_message(name, alg):
+    data = make_data(name)
+    state = federation.init(alg, jax.random.key(0), data)
+    got = federation.upload_bytes(alg, state, data)
+    if name.startswith("local"):
+        assert got == 0
+    elif name in SERIES:
+        assert got == 4 * (3 * CHANNELS + 4) * 2  # one D x r float32 matrix
+    else:
+        assert got == trees.nbytes(state.server.params)
