@@ -1,0 +1,123 @@
+import numpy as np
+import pandas as pd
+import pytest
+
+from fedgeo import evaluation
+
+LABELS = {"a": np.array([0, 0, 1, 1]), "normal": np.zeros(4), "c": np.array([1, 1, 1, 0])}
+SCORES = {
+    "a": np.array([0.1, 0.2, 0.8, 0.9]),
+    "normal": np.array([0.5, 0.1, 0.2, 0.3]),
+    "c": np.array([0.2, 0.9, 0.8, 0.4]),
+}
+
+
+def test_macro_leaves_undefined_clients_out_and_counts_them() -> None:
+    table = evaluation.per_client(SCORES, LABELS)
+    np.testing.assert_allclose(table["auroc"], [1.0, np.nan, 2 / 3])
+    mean = evaluation.macro(table)
+    assert mean.loc["auroc", "mean"] == pytest.approx(0.8333333333333333)
+    assert mean.loc["auroc", ["n_defined", "clients"]].tolist() == [2, 3]
+    assert evaluation.pooled(SCORES, LABELS)["auroc"] == pytest.approx(0.8857142857142858)
+
+
+def test_alarm_columns_by_hand() -> None:
+    thresholds = {"a": 0.15, "normal": 0.25, "c": 0.85}
+    table = evaluation.per_client(SCORES, LABELS, thresholds)
+    # a: three alarms, one false. c: one alarm of a segment of three.
+    np.testing.assert_allclose(table.loc["a", ["f1", "precision", "recall"]].astype(float), [0.8, 2 / 3, 1.0])
+    np.testing.assert_allclose(table.loc["c", ["f1", "f1_pa1", "f1_pa10"]].astype(float), [0.5, 1.0, 1.0])
+    np.testing.assert_allclose(table["alarm_rate"], [0.75, 0.5, 0.25])
+    np.testing.assert_allclose(table["false_alarms_per_1000"], [500.0, 500.0, 0.0])
+    np.testing.assert_allclose(table["anomaly_ratio"], [0.5, 0.0, 0.75])
+    assert np.isnan(table.loc["normal", ["f1", "recall", "f1_pa1", "ap"]].astype(float)).all()
+    assert not any("oracle" in column for column in table)
+
+
+def test_all_normal_and_all_anomalous_clients_raise_nothing() -> None:
+    labels = {"normal": np.zeros(5), "broken": np.ones(5), "unscored": np.array([0, 1, 0, 1, 0])}
+    scores = {name: np.arange(5.0) for name in labels} | {"unscored": np.full(5, np.nan)}
+    table = evaluation.per_client(scores, labels, dict.fromkeys(labels, 2.0), oracle=True)
+    assert table["auroc"].isna().all()
+    assert table["unscored"].tolist() == [0, 0, 5]
+    assert table.loc["broken", "recall"] == pytest.approx(0.4)
+    assert np.isnan(table.loc["broken", "false_alarms_per_1000"])
+    assert table.loc["unscored"].drop(["rows", "unscored", "threshold"]).isna().all()
+    mean = evaluation.macro(table)
+    assert np.isnan(mean.loc["auroc", "mean"])
+    assert mean.loc["auroc", "n_defined"] == 0
+    assert mean.loc["alarm_rate", "n_defined"] == 2
+
+
+def test_client_without_threshold_has_rank_metrics_only() -> None:
+    table = evaluation.per_client(SCORES, LABELS, {"a": np.nan, "normal": 0.2, "c": 0.2})
+    assert table.loc["a", "auroc"] == 1.0
+    assert table.loc["a", ["f1", "f1_pa1", "alarm_rate", "false_alarms_per_1000"]].isna().all()
+    assert table.loc["c", "f1"] == pytest.approx(2 / 3)
+
+
+def test_oracle_columns_are_marked_and_bound_the_others() -> None:
+    rng = np.random.default_rng(0)
+    labels = {"a": (rng.random(400) < 0.1).astype(int)}
+    scores = {"a": rng.random(400) + labels["a"]}
+    table = evaluation.per_client(scores, labels, {"a": 0.9}, k_percents=(0, 50), oracle=True)
+    assert [c for c in table if "oracle" in c] == ["oracle_f1", "oracle_f1_pa0", "oracle_f1_pa50"]
+    for column in ("f1", "f1_pa0", "f1_pa50"):
+        assert table[f"oracle_{column}"].item() >= table[column].item()
+
+
+def test_warm_up_rows_change_nothing_but_their_count() -> None:
+    late = {name: np.r_[np.nan, np.nan, s] for name, s in SCORES.items()}
+    labels = {name: np.r_[0, 1, y] for name, y in LABELS.items()}
+    thresholds = dict.fromkeys(SCORES, 0.5)
+    table = evaluation.per_client(late, labels, thresholds)
+    assert (table["unscored"] == 2).all()
+    plain = evaluation.per_client(SCORES, LABELS, thresholds)
+    pd.testing.assert_frame_equal(
+        table.drop(columns=["rows", "unscored"]), plain.drop(columns=["rows", "unscored"])
+    )
+
+
+def test_over_seeds_gives_mean_and_sample_spread() -> None:
+    macros = []
+    for shift in (0.0, 1.0, 2.0):
+        table = pd.DataFrame(
+            {"auroc": [shift, shift + 2.0], "f1": [np.nan, shift] if shift else [np.nan, np.nan]}
+        )
+        macros.append(evaluation.macro(table))
+    spread = evaluation.over_seeds(macros)
+    assert spread.loc["auroc", ["mean", "sd", "seeds", "n_defined", "clients"]].tolist() == [
+        2.0,
+        1.0,
+        3,
+        2,
+        2,
+    ]
+    assert spread.loc["f1", "mean"] == 1.5
+    assert spread.loc["f1", ["seeds", "n_defined"]].tolist() == [2, 0]
+    assert np.isnan(evaluation.over_seeds(macros[:1]).loc["auroc", "sd"])
+    with pytest.raises(ValueError, match="no seeds to average"):
+        evaluation.over_seeds([])
+
+
+def test_errors_name_the_client() -> None:
+    with pytest.raises(ValueError, match=r"client a: got scores \(3,\) and labels \(4,\)"):
+        evaluation.per_client(SCORES | {"a": np.zeros(3)}, LABELS)
+    with pytest.raises(ValueError, match="labels lack a, normal; unknown d"):
+        evaluation.per_client(SCORES, {"c": LABELS["c"], "d": LABELS["c"]})
+    with pytest.raises(ValueError, match="thresholds lack c; unknown none"):
+        evaluation.per_client(SCORES, LABELS, {"a": 0.0, "normal": 0.0})
+
+
+def test_random_scores_look_good_only_under_point_adjustment() -> None:
+    rng = np.random.default_rng(0)
+    labels, scores, calibration = {}, {}, {}
+    for k in range(10):
+        y = np.zeros(8000, dtype=int)
+        y[3000 : 3000 + 120 * (k + 1)] = 1
+        labels[str(k)], scores[str(k)], calibration[str(k)] = y, rng.random(8000), rng.random(1000)
+    fitted = evaluation.calibrate(calibration, lambda s: evaluation.quantile(s, 0.98))
+    mean = evaluation.macro(evaluation.per_client(scores, labels, fitted))["mean"]
+    assert abs(mean["auroc"] - 0.5) < 0.02
+    assert mean["f1"] < 0.05
+    assert mean["f1_pa1"] > 0.7
