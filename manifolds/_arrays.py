@@ -3,22 +3,21 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-P = ParamSpec("P")
-R = TypeVar("R")
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def operation(*points: str, core: int, static: tuple[str, ...] = ()) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def operation(*points: str, core: int, static: tuple[str, ...] = ()) -> Callable[[Function], Function]:
     """Make a public operation of a function of points and vectors on trailing axes.
 
-    The operation checks its arguments while tracing, gives all of them the same number of leading axes so that
-    these broadcast, computes in float32 where the arguments are narrower and casts back, and is jitted: an
-    eager call is one dispatch, and a call inside ``jit``, ``vmap`` or ``grad`` is inlined.
+    The operation checks its arguments while tracing, gives all of them the same number of leading axes so
+    that these broadcast, computes in float32 where the arguments are narrower and casts back, and is jitted:
+    an eager call is one dispatch, and a call inside ``jit``, ``vmap`` or ``grad`` is inlined.
 
     Args:
         points: names of the parameters that are points or vectors; they share the trailing shape.
@@ -26,12 +25,12 @@ def operation(*points: str, core: int, static: tuple[str, ...] = ()) -> Callable
         static: names of the parameters that are not arrays.
     """
 
-    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+    def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
         compiled = jax.jit(function, static_argnames=static)
 
         @functools.wraps(function)
-        def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             arguments = signature.bind(*args, **kwargs).arguments
             arrays = {name: arguments[name] for name in points}
             check(function.__name__, arrays, core)
@@ -39,12 +38,11 @@ def operation(*points: str, core: int, static: tuple[str, ...] = ()) -> Callable
             work = working_dtype(dtype)
             rank = max(array.ndim for array in arrays.values())
             for name, array in arrays.items():
-                widened = jnp.asarray(array, work)
-                arguments[name] = jnp.expand_dims(widened, tuple(range(rank - array.ndim)))
+                arguments[name] = leading_axes(jnp.asarray(array, work), rank)
             out = compiled(**arguments)
             return out if dtype == work else jax.tree.map(lambda leaf: leaf.astype(dtype), out)
 
-        return wrapper
+        return cast(Function, wrapper)
 
     return decorate
 
@@ -53,24 +51,37 @@ def check(name: str, arrays: Mapping[str, Any], core: int) -> None:
     """Raise a TypeError or ValueError that names the shapes unless the arrays can meet in one operation."""
     for label, array in arrays.items():
         if not isinstance(array, jax.Array | np.ndarray):
-            raise TypeError(f"{name}: {label} must be an array, got {type(array).__name__}; wrap it in jnp.asarray")
+            kind = type(array).__name__
+            raise TypeError(f"{name}: {label} must be an array, got {kind}; wrap it in jnp.asarray")
         if not jnp.issubdtype(array.dtype, jnp.floating):
             raise TypeError(
                 f"{name}: {label} must have a real floating dtype, got {array.dtype} of shape {array.shape}; "
                 f"cast it, for example {label}.astype(jnp.float32)"
             )
     shapes = ", ".join(f"{label} {array.shape}" for label, array in arrays.items())
-    wanted = "(..., n, p) with n >= p >= 1" if core == 2 else "(..., d) with d >= 2"
-    for array in arrays.values():
-        trailing = array.shape[-core:]
-        if len(trailing) < core or (trailing[0] < trailing[1] or trailing[1] < 1 if core == 2 else trailing[0] < 2):
-            raise ValueError(f"{name}: expected shape {wanted}, got {shapes}")
-    if len({array.shape[-core:] for array in arrays.values()}) > 1:
+    trailing = {array.shape[-core:] for array in arrays.values()}
+    if not all(_is_frame(shape) if core == 2 else _is_vector(shape) for shape in trailing):
+        wanted = "(..., n, p) with n >= p >= 1" if core == 2 else "(..., d) with d >= 2"
+        raise ValueError(f"{name}: expected shape {wanted}, got {shapes}")
+    if len(trailing) > 1:
         raise ValueError(f"{name}: trailing shapes must be equal, got {shapes}")
     try:
         np.broadcast_shapes(*(array.shape[:-core] for array in arrays.values()))
     except ValueError:
         raise ValueError(f"{name}: leading axes do not broadcast, got {shapes}") from None
+
+
+def _is_frame(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 2 and shape[0] >= shape[1] >= 1
+
+
+def _is_vector(shape: tuple[int, ...]) -> bool:
+    return len(shape) == 1 and shape[0] >= 2
+
+
+def leading_axes(array: jax.Array, rank: int) -> jax.Array:
+    """The array with axes of length 1 put in front until it has ``rank`` axes."""
+    return jnp.expand_dims(array, tuple(range(rank - array.ndim)))
 
 
 def working_dtype(dtype: Any) -> Any:

@@ -1,8 +1,11 @@
-"""Dense linear algebra of small matrices out of matrix products alone.
+"""Inverses of small matrices out of matrix products alone.
 
-Batched LAPACK calls are slow for small matrices, deadlock in some JAX versions when two of them meet in one
-program on two cores, and have no fast counterpart on accelerators. The factorisations here are recursions over
-2 x 2 blocks that end in scalars: they differentiate to any order and need neither pivots nor loops.
+Batched LAPACK calls are slow for small matrices, deadlock in some JAX versions when two of them meet in
+one program on two cores, and have no fast counterpart on accelerators. What is here recurses over 2 x 2
+blocks down to scalars, or iterates a fixed number of times: no pivots, no library calls, derivatives of any
+order.
+
+The recursive programs grow linearly with p: keep p below a few hundred.
 """
 
 import functools
@@ -10,26 +13,33 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from manifolds._arrays import leading_axes
+
 matmul = functools.partial(jnp.matmul, precision="highest")
 
 
 def sym(A: jax.Array) -> jax.Array:
-    """Symmetric part ``(A + A^T) / 2``."""
+    """Symmetric part ``(A + A^T) / 2`` of ``(..., p, p)``."""
     return (A + A.mT) / 2
 
 
-def inverse_cholesky(G: jax.Array) -> jax.Array:
-    """Inverse of the lower Cholesky factor: ``inv(L)`` with ``G = L L^T``.
+def identity(like: jax.Array) -> jax.Array:
+    """Identity matrix that broadcasts against ``(..., n, p)``: shape ``(1, ..., p, p)``."""
+    return leading_axes(jnp.eye(like.shape[-1], dtype=like.dtype), like.ndim)
 
-    Then ``inv(G) = inv(L)^T inv(L)``. With blocks ``G = [[A, B^T], [B, C]]`` and ``M = B inv(L_A)^T`` the Schur
-    complement is ``S = C - M M^T`` and ``inv(L) = [[inv(L_A), 0], [-inv(L_S) M inv(L_A), inv(L_S)]]``.
+
+def inverse_cholesky(G: jax.Array) -> jax.Array:
+    """Inverse of the lower Cholesky factor: ``inv(L)`` where ``G = L L^T``, so ``inv(G) = inv(L)^T inv(L)``.
+
+    With blocks ``G = [[A, B^T], [B, C]]`` and ``M = B inv(L_A)^T`` the Schur complement is ``S = C - M M^T``,
+    and ``inv(L) = [[inv(L_A), 0], [-inv(L_S) M inv(L_A), inv(L_S)]]``.
 
     Args:
-        G: ``(..., p, p)`` symmetric positive definite; only the lower triangle is read.
+        G: ``(..., p, p)`` symmetric positive definite; the upper triangle is not read.
 
     Returns:
-        ``(..., p, p)`` lower triangular with positive diagonal. NaN or infinite where ``G`` is not positive
-        definite. The program grows linearly with p, so p should stay below a few hundred.
+        ``(..., p, p)`` lower triangular with a positive diagonal; not finite where ``G`` is not positive
+        definite.
     """
     p = G.shape[-1]
     if p == 1:
@@ -38,8 +48,102 @@ def inverse_cholesky(G: jax.Array) -> jax.Array:
     A = inverse_cholesky(G[..., :h, :h])
     M = matmul(G[..., h:, :h], A.mT)
     S = inverse_cholesky(G[..., h:, h:] - matmul(M, M.mT))
-    return _blocks(A, jnp.zeros_like(M.mT), -matmul(S, matmul(M, A)), S)
+    return _assemble(A, jnp.zeros_like(M.mT), -matmul(S, matmul(M, A)), S)
 
 
-def _blocks(A: jax.Array, B: jax.Array, C: jax.Array, D: jax.Array) -> jax.Array:
+def inverse(M: jax.Array) -> jax.Array:
+    """Inverse of a matrix whose symmetric part is positive definite, by block elimination without pivots.
+
+    With blocks ``M = [[A, B], [C, D]]`` and ``S = D - C inv(A) B`` the inverse is ``[[inv(A) + E inv(S) F,
+    -E inv(S)], [-inv(S) F, inv(S)]]``, ``E = inv(A) B``, ``F = C inv(A)``. Positive definiteness passes from
+    M to A and S, so no pivot vanishes; two Newton steps ``N <- N (2 I - M N)`` undo the growth of the entries
+    under a large antisymmetric part.
+
+    Args:
+        M: ``(..., p, p)`` with ``sym(M)`` positive definite.
+
+    Returns:
+        ``(..., p, p)``; meaningless where ``sym(M)`` is not positive definite.
+    """
+    N = _eliminate(M)
+    for _ in range(2):
+        N = 2 * N - matmul(N, matmul(M, N))
+    return N
+
+
+def _eliminate(M: jax.Array) -> jax.Array:
+    p = M.shape[-1]
+    if p == 1:
+        return 1 / M
+    h = p // 2
+    A = _eliminate(M[..., :h, :h])
+    E, F = matmul(A, M[..., :h, h:]), matmul(M[..., h:, :h], A)
+    S = _eliminate(M[..., h:, h:] - matmul(M[..., h:, :h], E))
+    SF = matmul(S, F)
+    return _assemble(A + matmul(E, SF), -matmul(E, S), -SF, S)
+
+
+def inverse_sqrt(S: jax.Array, floor: jax.Array | float, steps: int = 12) -> jax.Array:
+    """Inverse square root ``S^(-1/2)`` by the coupled Newton-Schulz iteration.
+
+    ``T = a (3 I - a^2 Z Y) / 2``, ``Y <- Y T``, ``Z <- T Z`` from ``Y = S / c``, ``Z = I`` drives ``Z Y`` to
+    I and ``Z`` to ``(S / c)^(-1/2)``. The factor ``a = sqrt(3 / (1 + l + l^2))`` is the best for eigenvalues
+    of ``(Z Y)^(1/2)`` in ``[l, 1]`` (Chen and Chow, "A stable scaling of Newton-Schulz for improving the sign
+    function computation of a Hermitian matrix", 2014): a small eigenvalue gains up to 2.6 a step where the
+    plain iteration gives it 1.5.
+
+    Args:
+        S: ``(..., p, p)`` symmetric positive definite.
+        floor: a lower bound of the eigenvalues of S.
+        steps: 12 reach rounding for condition numbers up to 1e5 in float32 and 1e6 in float64.
+
+    Returns:
+        ``(..., p, p)`` symmetric.
+    """
+    eye = identity(S)
+    row_sums = jnp.max(jnp.sum(jnp.abs(S), -1, keepdims=True), -2, keepdims=True)
+    frobenius = jnp.sqrt(jnp.sum(S * S, (-2, -1), keepdims=True))
+    # The limit does not depend on the scale, so neither does the derivative.
+    ceiling = jax.lax.stop_gradient(jnp.minimum(row_sums, frobenius))
+
+    def step(_: int, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        Y, Z, low = carry
+        a = jnp.sqrt(3 / (1 + low + low * low))
+        T = (a / 2) * (3 * eye - (a * a) * matmul(Z, Y))
+        return matmul(Y, T), matmul(T, Z), a * low * (3 - a * a * low * low) / 2
+
+    start = (S / ceiling, jnp.broadcast_to(eye, S.shape), jnp.minimum(jnp.sqrt(floor / ceiling), 1))
+    return jax.lax.fori_loop(0, steps, step, start)[1] / jnp.sqrt(ceiling)
+
+
+def expm(M: jax.Array) -> jax.Array:
+    """Matrix exponential by scaling, Taylor polynomial and squaring.
+
+    ``exp(M) = exp(M / 2^k)^(2^k)`` with k, per matrix, such that the largest row sum of ``|M| / 2^k`` is at
+    most 1/2. The number of squarings is fixed and the superfluous ones are masked, which keeps reverse mode
+    and ``vmap`` available.
+
+    Args:
+        M: ``(..., p, p)`` with row sums of at most 2^15; not a number beyond.
+
+    Returns:
+        ``(..., p, p)``.
+    """
+    eye = identity(M)
+    degree = 9 if jnp.finfo(M.dtype).bits == 32 else 14
+    size = jax.lax.stop_gradient(jnp.max(jnp.sum(jnp.abs(M), -1, keepdims=True), -2, keepdims=True))
+    halvings = jnp.ceil(jnp.log2(jnp.maximum(2 * size, 1)))
+    most = 16
+    M = jnp.where(halvings > most, jnp.nan, M * jnp.exp2(-halvings))
+    E = eye + M / degree
+    for order in range(degree - 1, 0, -1):
+        E = eye + matmul(M, E) / order
+
+    def square(index: jax.Array, E: jax.Array) -> jax.Array:
+        return jnp.where(index < halvings, matmul(E, E), E)
+
+    return jax.lax.fori_loop(0, most, square, E)
+
+
+def _assemble(A: jax.Array, B: jax.Array, C: jax.Array, D: jax.Array) -> jax.Array:
     return jnp.concatenate([jnp.concatenate([A, B], -1), jnp.concatenate([C, D], -1)], -2)
