@@ -4,6 +4,8 @@ from fedgeo.data.partitions import dirichlet as dirichlet
 from fedgeo.data.partitions import iid as iid
 from fedgeo.data.partitions import natural as natural
 from fedgeo.data.partitions import partition_table as partition_table
+from fedgeo.data.plants import fault_schedule as fault_schedule
+from fedgeo.data.plants import plants as plants
 from fedgeo.data.scaling import Moments as Moments
 from fedgeo.data.scaling import Scaler as Scaler
 from fedgeo.data.scaling import constant_channels as constant_channels
