@@ -45,8 +45,8 @@ CHANNELS = (
 )
 
 FAULTS = ("drifting sensor", "stuck sensor", "leak", "slow pump", "fouled heater")
-"""Temperature 1 reads wrong by a growing amount; level 1 repeats its last reading; tank 1 leaks; the pump
-follows its command several times slower; part of the heater's power is lost."""
+"""Temperature 1 reads wrong by a growing amount; the outflow meter repeats its last reading; tank 1 leaks;
+the pump follows its command several times slower; part of the heater's power is lost."""
 
 _GRAVITY = 9.81
 _HEAT = 4.186e6  # J/(m3 K)
@@ -91,7 +91,7 @@ class _Faults(NamedTuple):
     """The faults as disturbances that are neutral at (0, False, 0, 1, 1), ``(rows,)`` or ``(rows, K)``."""
 
     drift: np.ndarray  # K, added to the reading of temperature 1
-    stuck: np.ndarray  # bool, level 1 repeats its reading
+    stuck: np.ndarray  # bool, the outflow meter repeats its reading
     leak: np.ndarray  # m2
     pump_slowness: np.ndarray  # factor on the pump's lag
     efficiency: np.ndarray
@@ -115,7 +115,8 @@ def plants(clients: int = 8, seed: int = 0, *, rows: int = 3000) -> Streams:
         rng = np.random.default_rng([seed, k])
         constants.append(_draw_plant(rng))
         drivers.append(_draw_drivers(rng, total))
-        faults.append(_draw_faults(rng, schedule[schedule["client"] == name], total, constants[-1], rows))
+        of_plant = schedule[schedule["client"] == name]
+        faults.append(_draw_faults(np.random.default_rng([seed, k, 2]), of_plant, total, constants[-1], rows))
         noise.append(_draw_noise(rng, total))
     plant = _Plant(*np.array(constants).T)
     readings = _simulate(
@@ -203,7 +204,7 @@ def _draw_faults(
         span = slice(offset + start, offset + stop)
         if fault == "drifting sensor":
             end = rng.choice([-1.0, 1.0]) * rng.uniform(1.5, 3.0)
-            faults.drift[span] = np.linspace(0.0, end, stop - start)
+            faults.drift[span] = np.linspace(0.0, end, stop - start + 1)[1:]
         elif fault == "stuck sensor":
             faults.stuck[span] = True
         elif fault == "leak":
@@ -245,13 +246,13 @@ def _simulate(plant: _Plant, drivers: _Drivers, faults: _Faults, noise: np.ndarr
     heat_1, heat_2 = np.full(clients, 35.0), np.full(clients, 35.0)
     inflow, power = np.full(clients, 5e-3), np.full(clients, 5e5)
     level_integral, heat_integral = np.full(clients, 0.4), np.full(clients, 0.5)
-    seen_1 = level_1
+    metered = np.zeros(clients)
     for t in range(rows):
         opening, ambient, supply, target_level = (driver[t] for driver in drivers)
         drift, stuck, leak, slowness, efficiency = (fault[t] for fault in faults)
         outflow = plant.outlet * opening * _head(level_2)
 
-        seen_1 = np.where(stuck, seen_1, level_1 + noise[t, :, 0])
+        metered = np.where(stuck, metered, 1e3 * outflow + noise[t, :, 5])
         seen_2, seen_heat_2 = level_2 + noise[t, :, 1], heat_2 + noise[t, :, 3]
         pump, level_integral = _control(
             target_level - seen_2, level_integral, plant.level_gain, plant.level_time
@@ -261,7 +262,7 @@ def _simulate(plant: _Plant, drivers: _Drivers, faults: _Faults, noise: np.ndarr
         )
         exact = (level_1, level_2, heat_1 + drift, heat_2, 1e3 * inflow, 1e3 * outflow, pump, 1e-3 * power)
         readings[t] = np.stack([*exact, opening, ambient], axis=1) + noise[t]
-        readings[t, :, 0] = seen_1
+        readings[t, :, 5] = metered
 
         for _ in range(round(_ROW / _STEP)):
             through = plant.pipe * _head(level_1 - level_2)
