@@ -1,14 +1,12 @@
 """Inverses of small matrices out of matrix products alone.
 
 Batched LAPACK calls are slow for small matrices, deadlock in some JAX versions when two of them meet in
-one program on two cores, and have no fast counterpart on accelerators. What is here recurses over 2 x 2
-blocks down to scalars, or iterates a fixed number of times: no pivots, no library calls, derivatives of any
-order.
-
-The recursive programs grow linearly with p: keep p below a few hundred.
+one program on two cores, and have no fast counterpart on accelerators. What is here loops a fixed number of
+times over matrix products: no pivots, no library calls, derivatives of any order, short programs.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -29,35 +27,37 @@ def identity(like: jax.Array) -> jax.Array:
 
 
 def inverse_cholesky(G: jax.Array) -> jax.Array:
-    """Inverse of the lower Cholesky factor: ``inv(L)`` where ``G = L L^T``, so ``inv(G) = inv(L)^T inv(L)``.
+    """Inverse of the lower Cholesky factor: ``inv(L)`` with ``G = L L^T``, so ``inv(G) = inv(L)^T inv(L)``.
 
-    With blocks ``G = [[A, B^T], [B, C]]`` and ``M = B inv(L_A)^T`` the Schur complement is ``S = C - M M^T``,
-    and ``inv(L) = [[inv(L_A), 0], [-inv(L_S) M inv(L_A), inv(L_S)]]``.
+    Grown by block rows: with N the inverse factor of the leading part, ``[B, C]`` the next rows of G up to the
+    diagonal and ``M = B N^T``, the new rows are ``inv(L_S) [-M N, I]`` for the Schur complement
+    ``S = C - M M^T``.
 
     Args:
-        G: ``(..., p, p)`` symmetric positive definite; the upper triangle is not read.
+        G: ``(..., p, p)`` symmetric positive definite.
 
     Returns:
         ``(..., p, p)`` lower triangular with a positive diagonal; not finite where ``G`` is not positive
         definite.
     """
-    p = G.shape[-1]
-    if p == 1:
-        return 1 / jnp.sqrt(G)
-    h = p // 2
-    A = inverse_cholesky(G[..., :h, :h])
-    M = matmul(G[..., h:, :h], A.mT)
-    S = inverse_cholesky(G[..., h:, h:] - matmul(M, M.mT))
-    return _assemble(A, jnp.zeros_like(M.mT), -matmul(S, matmul(M, A)), S)
+
+    def grow(index: jax.Array, N: jax.Array, eye: jax.Array, padded: jax.Array) -> jax.Array:
+        rows, here = _block_rows(padded, index), _block_rows(eye, index)
+        M = matmul(rows, N.mT)
+        S = _block_columns(rows, index) - matmul(M, M.mT)
+        new = matmul(_small_inverse_cholesky(S), here - matmul(M, N))
+        return jax.lax.dynamic_update_slice_in_dim(N, new, index * _BLOCK, -2)
+
+    return _by_blocks(grow, G)
 
 
 def inverse(M: jax.Array) -> jax.Array:
     """Inverse of a matrix whose symmetric part is positive definite, by block elimination without pivots.
 
-    With blocks ``M = [[A, B], [C, D]]`` and ``S = D - C inv(A) B`` the inverse is ``[[inv(A) + E inv(S) F,
-    -E inv(S)], [-inv(S) F, inv(S)]]``, ``E = inv(A) B``, ``F = C inv(A)``. Positive definiteness passes from
-    M to A and S, so no pivot vanishes; two Newton steps ``N <- N (2 I - M N)`` undo the growth of the entries
-    under a large antisymmetric part.
+    Grown by bordering: with N the inverse of the leading part, ``[[A, B], [C, D]]`` the part one block larger
+    and ``S = D - C N B``, add ``[N B; -I] inv(S) [C N, -I]``. Positive definiteness passes on to S, so no
+    pivot vanishes; two Newton steps ``N <- N (2 I - M N)`` undo the growth of the entries under a large
+    antisymmetric part.
 
     Args:
         M: ``(..., p, p)`` with ``sym(M)`` positive definite.
@@ -65,22 +65,68 @@ def inverse(M: jax.Array) -> jax.Array:
     Returns:
         ``(..., p, p)``; meaningless where ``sym(M)`` is not positive definite.
     """
-    N = _eliminate(M)
+
+    def grow(index: jax.Array, N: jax.Array, eye: jax.Array, padded: jax.Array) -> jax.Array:
+        rows, here = _block_rows(padded, index), _block_rows(eye, index)
+        NB = matmul(N, _block_columns(padded, index))
+        CN = matmul(rows, N)
+        S = _block_columns(rows, index) - matmul(rows, NB)
+        return N + matmul(NB - here.mT, matmul(_small_inverse(S), CN - here))
+
+    N = _by_blocks(grow, M)
     for _ in range(2):
         N = 2 * N - matmul(N, matmul(M, N))
     return N
 
 
-def _eliminate(M: jax.Array) -> jax.Array:
-    p = M.shape[-1]
-    if p == 1:
+_BLOCK = 4  # the fastest of 4, 8 and 12 to compile and to run, at p = 24 and 64
+
+
+def _by_blocks(grow: Callable[..., jax.Array], A: jax.Array) -> jax.Array:
+    """Fold ``grow`` over the diagonal blocks of A, from zeros; one block is compiled, however large A is."""
+    p = A.shape[-1]
+    rest = -p % _BLOCK
+    eye = jnp.eye(p + rest, dtype=A.dtype)
+    padded = jnp.pad(A, [(0, 0)] * (A.ndim - 2) + [(0, rest)] * 2) + leading_axes(eye.at[:p].set(0), A.ndim)
+    eye = leading_axes(eye, A.ndim)
+
+    def step(index: jax.Array, N: jax.Array) -> jax.Array:
+        return grow(index, N, eye, padded)
+
+    return jax.lax.fori_loop(0, (p + rest) // _BLOCK, step, jnp.zeros_like(padded))[..., :p, :p]
+
+
+def _block_rows(A: jax.Array, index: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(A, index * _BLOCK, _BLOCK, -2)
+
+
+def _block_columns(A: jax.Array, index: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(A, index * _BLOCK, _BLOCK, -1)
+
+
+def _small_inverse_cholesky(G: jax.Array) -> jax.Array:
+    h = G.shape[-1] // 2
+    if h == 0:
+        return 1 / jnp.sqrt(G)
+    A = _small_inverse_cholesky(G[..., :h, :h])
+    M = matmul(G[..., h:, :h], A.mT)
+    S = _small_inverse_cholesky(G[..., h:, h:] - matmul(M, M.mT))
+    return _assemble(A, jnp.zeros_like(M.mT), -matmul(S, matmul(M, A)), S)
+
+
+def _small_inverse(M: jax.Array) -> jax.Array:
+    h = M.shape[-1] // 2
+    if h == 0:
         return 1 / M
-    h = p // 2
-    A = _eliminate(M[..., :h, :h])
+    A = _small_inverse(M[..., :h, :h])
     E, F = matmul(A, M[..., :h, h:]), matmul(M[..., h:, :h], A)
-    S = _eliminate(M[..., h:, h:] - matmul(M[..., h:, :h], E))
+    S = _small_inverse(M[..., h:, h:] - matmul(M[..., h:, :h], E))
     SF = matmul(S, F)
     return _assemble(A + matmul(E, SF), -matmul(E, S), -SF, S)
+
+
+def _assemble(A: jax.Array, B: jax.Array, C: jax.Array, D: jax.Array) -> jax.Array:
+    return jnp.concatenate([jnp.concatenate([A, B], -1), jnp.concatenate([C, D], -1)], -2)
 
 
 def inverse_sqrt(S: jax.Array, floor: jax.Array | float, steps: int = 12) -> jax.Array:
@@ -143,7 +189,3 @@ def expm(M: jax.Array) -> jax.Array:
         return jnp.where(index < halvings, matmul(E, E), E)
 
     return jax.lax.fori_loop(0, most, square, E)
-
-
-def _assemble(A: jax.Array, B: jax.Array, C: jax.Array, D: jax.Array) -> jax.Array:
-    return jnp.concatenate([jnp.concatenate([A, B], -1), jnp.concatenate([C, D], -1)], -2)
