@@ -61,8 +61,10 @@ def test_faults_act_from_the_first_labelled_row_and_not_before(
     for name in made.names:
         np.testing.assert_array_equal(healthy.train[name], made.train[name])
         changed = np.flatnonzero((healthy.test[name] != made.test[name]).any(axis=1))
-        first = np.flatnonzero(made.labels[name])[0]
-        assert first <= changed[0] <= first + 2
+        schedule = fault_schedule()
+        first = schedule[schedule["client"] == name].sort_values("start").iloc[0]
+        delay = 0 if "sensor" in first["fault"] else 1  # what changes the dynamics shows one row later
+        assert changed[0] == first["start"] + delay
 
 
 def test_each_fault_shows_where_it_acts(made: Streams) -> None:
@@ -88,6 +90,14 @@ def test_readings_obey_the_stated_physics(made: Streams) -> None:
         assert pump.min() >= 0
         assert pump.max() <= 1
         assert power.min() > 0
+
+
+def test_controllers_hold_their_set_points(made: Streams) -> None:
+    for k, name in enumerate(made.names):
+        target = module._draw_plant(np.random.default_rng([0, k])).target_temperature
+        temperature = _channel(made, "train", name, "temperature_2_c")
+        assert temperature.mean() == pytest.approx(target, abs=0.2)
+        assert temperature.std() < 1.5
 
 
 def test_smaller_integration_steps_change_readings_by_less_than_the_noise(

@@ -78,6 +78,14 @@ def test_warm_up_rows_change_nothing_but_their_count() -> None:
     )
 
 
+def test_segment_length_counts_scored_rows_only() -> None:
+    score, labels = np.zeros(120), np.r_[np.ones(100), np.zeros(20)]
+    score[:91], score[99] = np.nan, 1.0  # one alarm of nine scored rows, of a hundred in all
+    table = evaluation.per_client({"a": score}, {"a": labels}, {"a": 0.5}, k_percents=(11, 12))
+    assert table.loc["a", ["f1_pa11", "f1"]].tolist() == [1.0, pytest.approx(0.2)]
+    assert table.loc["a", "f1_pa12"] == table.loc["a", "f1"]
+
+
 def test_over_seeds_gives_mean_and_sample_spread() -> None:
     macros = []
     for shift in (0.0, 1.0, 2.0):
