@@ -3,8 +3,9 @@ import pytest
 from sklearn.covariance import LedoitWolf
 from sklearn.decomposition import PCA
 
+from fedgeo import data
 from fedgeo.baselines import controls
-from fedgeo.evaluation import auroc
+from fedgeo.evaluation import auroc, macro, per_client
 
 WINDOW, RANK = 5, 6
 
@@ -154,3 +155,21 @@ def test_score_streams_fits_each_client_alone() -> None:
 def test_settings_out_of_range_are_refused(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("load", "row_norm", "persistence"),
+    [
+        (data.smap, (0.642, 0.245, 0.343), (0.484, 0.137, 0.225)),
+        (data.msl, (0.603, 0.211, 0.318), (0.512, 0.139, 0.226)),
+    ],
+)
+def test_learning_free_controls_have_their_known_values_on_real_streams(
+    data_root, load, row_norm: tuple[float, ...], persistence: tuple[float, ...]
+) -> None:
+    """Values of an independent computation: z-scores of the whole training stream, clipped at 10."""
+    scaled, _ = data.standardise(load(data_root), validation=0.0)
+    for control, expected in ((controls.row_norm, row_norm), (controls.persistence, persistence)):
+        scores = {name: control(scaled.train[name])(x) for name, x in scaled.test.items()}
+        mean = macro(per_client(scores, scaled.labels, oracle=True, k_percents=()))["mean"]
+        np.testing.assert_allclose(mean[["auroc", "ap", "oracle_f1"]], expected, atol=0.003)
