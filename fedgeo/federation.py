@@ -109,7 +109,9 @@ def fed_round(
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
     before, data_s = trees.take(state.clients, index), trees.take(data, index)
     clients, uploads, metrics = _map_clients(
-        lambda k, client, data_k: alg.update(k, state.server, client, data_k), (keys, before, data_s), block_size
+        lambda k, client, data_k: alg.update(k, state.server, client, data_k),
+        (keys, before, data_s),
+        block_size,
     )
     weights = jax.vmap(alg.weight)(data_s)
 
@@ -222,12 +224,16 @@ def fit(
 def deploy(alg: FedAlgorithm, state: FedState, data: PyTree, *, block_size: int | None = None) -> PyTree:
     """Every client's detector, leaves ``(K, ...)``."""
     arguments = (state.clients, data)
-    return _map_clients(lambda client, data_k: alg.deploy(state.server, client, data_k), arguments, block_size)
+    return _map_clients(
+        lambda client, data_k: alg.deploy(state.server, client, data_k), arguments, block_size
+    )
 
 
 def upload_bytes(alg: FedAlgorithm, state: FedState, data: PyTree) -> int:
     """Bytes that one client sends up in one round, read off the message itself."""
-    client, data_k = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (state.clients, data))
+    client, data_k = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), (state.clients, data)
+    )
     _, upload, _ = jax.eval_shape(alg.update, jax.random.key(0), state.server, client, data_k)
     return trees.nbytes(upload)
 
@@ -247,7 +253,9 @@ def incidents(history: RoundInfo, names: Sequence[str]) -> list[str]:
     ]
     idle = np.unique(client[active & ~quarantined & (weight == 0)])
     lines += [f"client {names[k]} has no usable rows; its weight is 0" for k in idle]
-    lines += [f"round {r}: nobody reported; the server kept its state" for r in np.flatnonzero(weight.sum(1) == 0)]
+    lines += [
+        f"round {r}: nobody reported; the server kept its state" for r in np.flatnonzero(weight.sum(1) == 0)
+    ]
     return lines
 
 

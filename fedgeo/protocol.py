@@ -46,7 +46,7 @@ class Cohort(NamedTuple):
         active: ``(S,)`` False for a client that was drawn but did not report.
     """
 
-    index: jax.Array
+    index: jax.Array  # type: ignore[assignment]  # the design's word, though tuples have a method of that name
     active: jax.Array
 
 

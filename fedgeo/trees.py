@@ -45,7 +45,10 @@ def mean(tree: PyTree, weights: jax.Array) -> PyTree:
 
 def all_finite(tree: PyTree, batch_axes: int = 0) -> jax.Array:
     """Whether every entry is finite, kept apart over the first ``batch_axes`` axes; an empty tree is finite."""
-    flags = [jnp.all(jnp.isfinite(leaf), axis=tuple(range(batch_axes, leaf.ndim))) for leaf in jax.tree.leaves(tree)]
+    flags = [
+        jnp.all(jnp.isfinite(leaf), axis=tuple(range(batch_axes, leaf.ndim)))
+        for leaf in jax.tree.leaves(tree)
+    ]
     result = jnp.asarray(True)
     for flag in flags:
         result = result & flag

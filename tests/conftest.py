@@ -31,7 +31,11 @@ def data_root() -> Path:
     root = CACHE / "data"
     if not root.exists():
         CACHE.mkdir(exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=CACHE))  # an interrupted run leaves nothing half-written at ``root``
-        subprocess.run([sys.executable, str(unpack), str(partial), "SMAP_MSL"], check=True, capture_output=True)
+        partial = Path(
+            tempfile.mkdtemp(dir=CACHE)
+        )  # an interrupted run leaves nothing half-written at ``root``
+        subprocess.run(
+            [sys.executable, str(unpack), str(partial), "SMAP_MSL"], check=True, capture_output=True
+        )
         partial.rename(root)
     return root

@@ -33,12 +33,13 @@ LIFT = koopman.random_lift(jax.random.key(9), CHANNELS, window=3, size=4)
 ALGORITHMS = {
     "fedkad": fedkad(LIFT, rank=2, inner_steps=2),
     "fedkad_tangent": fedkad(LIFT, rank=2, inner_steps=2, projection="tangent", start="independent"),
+    "fedkad_warm": fedkad(LIFT, rank=2, inner_steps=2, start="warm"),
     "geodesic_iter": fedavg(MODEL, epochs=2, batch_size=16),
     "geodesic_one_shot": one_shot(MODEL, epochs=2, batch_size=16),
     "local_fedkad": local_only(fedkad(LIFT, rank=2, inner_steps=2)),
     "local_geodesic": local_only(fedavg(MODEL, epochs=2, batch_size=16)),
 }
-SERIES = {"fedkad", "fedkad_tangent", "local_fedkad"}
+SERIES = {"fedkad", "fedkad_tangent", "fedkad_warm", "local_fedkad"}
 
 
 THREE = federation.uniform(3)
@@ -111,7 +112,9 @@ def test_a_run_is_finite_traced_once_and_keeps_its_structure(name, alg):
     chex.assert_trees_all_equal(again, state)
     other, _ = federation.fit(counted, jax.random.key(1), data, rounds=4, sampler=THREE)
     assert len(traces) == 1
-    assert any(not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(state), strict=True))
+    assert any(
+        not np.array_equal(a, b) for a, b in zip(jax.tree.leaves(other), jax.tree.leaves(state), strict=True)
+    )
 
 
 def test_blocks_and_progress_change_no_result(name, alg):

@@ -23,7 +23,11 @@ class FedAvgServer(NamedTuple):
 
 
 def fedavg(
-    model: Model, *, optimizer: optax.GradientTransformation | None = None, epochs: int = 5, batch_size: int = 128
+    model: Model,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+    epochs: int = 5,
+    batch_size: int = 128,
 ) -> FedAlgorithm:
     """FedAvg (McMahan et al. 2017), weighted by n_k; Protocol B and Algorithm 1 of Geodesic-SVDD, arXiv 2610.33619.
 

@@ -11,6 +11,11 @@ from fedgeo.algorithms.moments import Moments
 from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key
 from manifolds import grassmann, stiefel
 
+Start = Literal["shared", "independent", "warm"]
+
+POWER_ITERATIONS = 10
+"""Exchanges of the warm start; each sends one more D x r matrix up and down."""
+
 
 class FedKADClient(NamedTuple):
     """One client's ADMM variables, ``(D, r)`` each.
@@ -33,7 +38,7 @@ def fedkad(
     inner_steps: int = 5,
     ridge: float = 1e-2,
     projection: Literal["horizontal", "tangent"] = "horizontal",
-    start: Literal["shared", "independent"] = "shared",
+    start: Start = "shared",
     spectral_cap: float = 0.995,
     horizon: int = 1,
     smoothing: int = 5,
@@ -53,7 +58,9 @@ def fedkad(
         ridge: see :func:`koopman.fit_operator`.
         projection: ``"horizontal"`` is eq. 19, which cannot rotate a frame within its span; ``"tangent"`` is the
             Riemannian gradient on the Stiefel manifold.
-        start: whether all clients start from one random frame or each from its own; the paper does not say.
+        start: all clients from one random frame (``"shared"``), each from its own (``"independent"``), the paper does
+            not say which; or all from the leading subspace of the clients' mean second moments (``"warm"``, ours),
+            found by :data:`POWER_ITERATIONS` exchanges before the first round.
         spectral_cap: bound on the spectral radius of the deployed operators.
         horizon: H of the score.
         smoothing: rows of the causal moving mean over scores, 1 for none.
@@ -64,26 +71,33 @@ def fedkad(
     size = sum(lift.weight.shape)
     if not 1 <= rank <= size:
         raise ValueError(f"rank must lie between 1 and the lifted dimension D = {size}, got {rank}")
-    for name, value in {"rho": rho, "step_size": step_size, "ridge": ridge, "spectral_cap": spectral_cap}.items():
+    for name, value in {
+        "rho": rho,
+        "step_size": step_size,
+        "ridge": ridge,
+        "spectral_cap": spectral_cap,
+    }.items():
         if not isinstance(value, jax.core.Tracer) and not value > 0:  # a swept penalty is traced
             raise ValueError(f"{name} must be positive, got {value}")
     for name, count in {"inner_steps": inner_steps, "horizon": horizon, "smoothing": smoothing}.items():
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")
-    if start not in ("shared", "independent"):
-        raise ValueError(f'start must be "shared" or "independent", got {start!r}')
+    if start not in ("shared", "independent", "warm"):
+        raise ValueError(f'start must be "shared", "independent" or "warm", got {start!r}')
     if projection not in ("horizontal", "tangent"):
         raise ValueError(f'projection must be "horizontal" or "tangent", got {projection!r}')
     project = grassmann.project_horizontal if projection == "horizontal" else stiefel.project_tangent
 
     def init(key: Key, data: Moments) -> FedState:
-        num_clients = data.count.shape[0]
+        num_clients = data.pairs.shape[0]
         server = stiefel.random(key, (size, rank), data.xx.dtype)
-        if start == "shared":
-            frames = jnp.broadcast_to(server, (num_clients, size, rank))
-        else:
+        if start == "warm":
+            server = power_iterations(server, data)
+        if start == "independent":
             keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(num_clients))
             frames = jax.vmap(lambda k: stiefel.random(k, (size, rank), data.xx.dtype))(keys)
+        else:
+            frames = jnp.broadcast_to(server, (num_clients, size, rank))
         return FedState(server, FedKADClient(frames, jnp.zeros_like(frames)))
 
     def update(
@@ -106,7 +120,7 @@ def fedkad(
         return FedKADClient(frame, client.dual), frame + client.dual / rho, metrics
 
     def weight(data_k: Moments) -> jax.Array:
-        return (data_k.count > 0).astype(data_k.xx.dtype)
+        return (data_k.pairs > 0).astype(data_k.xx.dtype)
 
     def aggregate(server: jax.Array, uploads: jax.Array, weights: jax.Array, cohort: Cohort) -> jax.Array:
         del server, cohort
@@ -127,8 +141,27 @@ def fedkad(
     return FedAlgorithm(init, update, weight, aggregate, sync, deploy, score)
 
 
+def power_iterations(frame: jax.Array, data: Moments) -> jax.Array:
+    """Turn a frame ``(D, r)`` towards the leading subspace of the clients' mean second moments, leaves ``(K, ...)``.
+
+    Each client sends only its ``D x r`` product. A client without rows, or with moments that are not finite, has no
+    part in it.
+    """
+    counts = (data.pairs > 0) & trees.all_finite(data, batch_axes=1)
+    scale = jnp.where(counts, 1 / jnp.maximum(data.pairs, 1), 0)
+    moments = jnp.where(counts[:, None, None], data.xx, 0)
+    trace = jnp.sum(scale * jnp.trace(moments, axis1=1, axis2=2))
+    shift = jnp.where(trace > 0, 1e-4 * trace, 1)  # keeps a singular product orthonormalisable
+
+    def step(frame: jax.Array, _: None) -> tuple[jax.Array, None]:
+        product = jnp.einsum("k,kij,jr->ir", scale, moments, frame, precision="highest")
+        return stiefel.qf(stiefel.qf(product + shift * frame)), None
+
+    return jax.lax.scan(step, frame, length=POWER_ITERATIONS)[0]
+
+
 def _pair_scale(moments: Moments) -> jax.Array:
-    return 1 / (jnp.maximum(moments.count, 1) * moments.xx.shape[-1])
+    return 1 / (jnp.maximum(moments.pairs, 1) * moments.xx.shape[-1])
 
 
 def _apply(matrix: jax.Array, frame: jax.Array) -> jax.Array:

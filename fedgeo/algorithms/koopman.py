@@ -30,7 +30,9 @@ class Lift(NamedTuple):
         """W, for streams with that many channels."""
         window, rest = divmod(self.weight.shape[1], channels)
         if rest:
-            raise ValueError(f"this lift reads windows of {self.weight.shape[1]} numbers, not of {channels} channels")
+            raise ValueError(
+                f"this lift reads windows of {self.weight.shape[1]} numbers, not of {channels} channels"
+            )
         return window
 
 

@@ -14,7 +14,9 @@ Trainer = Callable[[Key, PyTree, PyTree, Rows], tuple[PyTree, dict[str, jax.Arra
 """``(key, params, anchor, rows) -> (params, metrics)``."""
 
 
-def trainer(model: Model, optimizer: optax.GradientTransformation, *, epochs: int, batch_size: int) -> Trainer:
+def trainer(
+    model: Model, optimizer: optax.GradientTransformation, *, epochs: int, batch_size: int
+) -> Trainer:
     """Local training as in Algorithm 1 of Geodesic-SVDD: E epochs of shuffled minibatches, fresh optimiser state.
 
     Padding is invisible: a client with N rows takes ceil(N / batch_size) steps an epoch on batches of its own rows,
@@ -37,7 +39,9 @@ def trainer(model: Model, optimizer: optax.GradientTransformation, *, epochs: in
         batch = min(batch_size, size)
         steps = -(-size // batch)
 
-        def step(carry: tuple[PyTree, PyTree], inputs: tuple[Key, jax.Array]) -> tuple[tuple[PyTree, PyTree], jax.Array]:
+        def step(
+            carry: tuple[PyTree, PyTree], inputs: tuple[Key, jax.Array]
+        ) -> tuple[tuple[PyTree, PyTree], jax.Array]:
             step_key, index = inputs
             x = jnp.take(rows.x, index, axis=0, mode="fill", fill_value=0)
             mask = jnp.take(rows.mask, index, mode="fill", fill_value=False)
@@ -83,7 +87,9 @@ def shared_start(model: Model, key: Key, data: Rows) -> tuple[PyTree, PyTree]:
         params, anchor.
     """
     params = model.init(key, data.x[0])
-    anchors = jax.vmap(model.anchor, in_axes=(None, 0, 0), axis_size=data.x.shape[0])(params, data.x, data.mask)
+    anchors = jax.vmap(model.anchor, in_axes=(None, 0, 0), axis_size=data.x.shape[0])(
+        params, data.x, data.mask
+    )
     counts = jnp.any(data.mask, axis=1) & trees.all_finite(anchors, batch_axes=1)
     anchors = trees.where(counts, anchors, jax.tree.map(jnp.zeros_like, anchors))
     return params, trees.mean(anchors, counts.astype(data.x.dtype))

@@ -15,13 +15,13 @@ class Moments(NamedTuple):
     Sums, not means: those of two runs of data add up to those of both.
 
     Attributes:
-        count: M, ``()``.
+        pairs: M, ``()``.
         xx: ``X X'``, ``(D, D)``.
         yx: ``Y X'``, ``(D, D)``.
         yy: ``|Y|_F^2``, ``()``.
     """
 
-    count: jax.Array
+    pairs: jax.Array
     xx: jax.Array
     yx: jax.Array
     yy: jax.Array
@@ -37,9 +37,9 @@ def second_moments(lift: Lift, series: Series, *, chunk: int = 1024) -> Moments:
     """
     steps, channels = series.x.shape
     window = lift.window(channels)
-    pairs = max(steps - window, 1)
-    chunk = min(chunk, pairs)
-    blocks = -(-pairs // chunk)
+    most = max(steps - window, 1)
+    chunk = min(chunk, most)
+    blocks = -(-most // chunk)
     padding = blocks * chunk + window - steps
     x = jnp.pad(series.x, ((0, padding), (0, 0)))
     mask = jnp.pad(series.mask, (0, padding))
@@ -51,7 +51,7 @@ def second_moments(lift: Lift, series: Series, *, chunk: int = 1024) -> Moments:
         phi = lift(windows(rows, window))
         now, later = (jnp.where(valid[:, None], part, 0) for part in (phi[:-1], phi[1:]))
         return Moments(
-            total.count + jnp.sum(valid, dtype=x.dtype),
+            total.pairs + jnp.sum(valid, dtype=x.dtype),
             total.xx + jnp.matmul(now.T, now, precision="highest"),
             total.yx + jnp.matmul(later.T, now, precision="highest"),
             total.yy + jnp.sum(later * later),

@@ -28,7 +28,11 @@ class OneShotServer(NamedTuple):
 
 
 def one_shot(
-    model: Model, *, optimizer: optax.GradientTransformation | None = None, epochs: int = 50, batch_size: int = 128
+    model: Model,
+    *,
+    optimizer: optax.GradientTransformation | None = None,
+    epochs: int = 50,
+    batch_size: int = 128,
 ) -> FedAlgorithm:
     """One round of local training from one shared start; the score is the sum of the experts' scores (eq. 2).
 
@@ -54,7 +58,9 @@ def one_shot(
         params, metrics = train(key, server.params, server.anchor, data_k)
         return client, params, metrics
 
-    def aggregate(server: OneShotServer, uploads: PyTree, weights: jax.Array, cohort: Cohort) -> OneShotServer:
+    def aggregate(
+        server: OneShotServer, uploads: PyTree, weights: jax.Array, cohort: Cohort
+    ) -> OneShotServer:
         came = weights > 0
         before = (trees.take(server.experts, cohort.index), server.present[cohort.index])
         experts, present = trees.where(came, (uploads, came), before)

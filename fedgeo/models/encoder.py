@@ -1,6 +1,6 @@
 """The residual spherical encoder of Geodesic-SVDD, arXiv 2610.33619, section III-A."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +62,9 @@ def mix(a: jax.Array, b: jax.Array, lam: jax.Array, mixup: Mixup) -> jax.Array:
 
 def shuffle(key: Key, mask: jax.Array) -> jax.Array:
     """A random permutation ``(N,)`` that maps rows with ``mask`` onto rows with ``mask``."""
-    rank = jnp.argsort(jnp.where(mask, jax.random.uniform(key, mask.shape), 2.0))  # valid rows first, shuffled
+    rank = jnp.argsort(
+        jnp.where(mask, jax.random.uniform(key, mask.shape), 2.0)
+    )  # valid rows first, shuffled
     place = jnp.argsort(~mask, stable=True)  # valid rows first, in order
     return jnp.zeros_like(rank).at[place].set(rank, unique_indices=True)
 
@@ -101,11 +103,14 @@ def geodesic_svdd(
         )
     network = SphericalEncoder(latent, width, blocks, dropout)
 
+    def embed(params: PyTree, x: jax.Array, **options: Any) -> jax.Array:
+        return network.apply(params, x, **options)  # type: ignore[return-value]
+
     def init(key: Key, x: jax.Array) -> PyTree:
         return network.init(key, x)
 
     def anchor(params: PyTree, x: jax.Array, mask: jax.Array) -> jax.Array:
-        z = network.apply(params, x)
+        z = embed(params, x)
         return jnp.sum(jnp.where(mask[:, None], z, 0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
 
     def squared_distance(z: jax.Array, anchor: jax.Array) -> jax.Array:
@@ -113,12 +118,12 @@ def geodesic_svdd(
 
     def loss(key: Key, params: PyTree, anchor: jax.Array, x: jax.Array, mask: jax.Array) -> jax.Array:
         dropout_key, pair_key, lambda_key = jax.random.split(key, 3)
-        z = network.apply(params, x, train=True, rngs={"dropout": dropout_key})
+        z = embed(params, x, train=True, rngs={"dropout": dropout_key})
         lam = jax.random.beta(lambda_key, kappa, kappa)
         d2 = squared_distance(mix(z, z[shuffle(pair_key, mask)], lam, mixup), anchor)
         return jnp.sum(jnp.where(mask, d2, 0)) / jnp.maximum(jnp.sum(mask), 1)
 
     def score(params: PyTree, anchor: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.log1p(squared_distance(network.apply(params, x), anchor))
+        return jnp.log1p(squared_distance(embed(params, x), anchor))
 
     return Model(init, anchor, loss, score)

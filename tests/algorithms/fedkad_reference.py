@@ -69,5 +69,8 @@ def scores(x, Z, X, Y, weight, bias, window, *, ridge, cap, horizon, smoothing):
         ]
         out[t + window - 1 + horizon] = np.mean(errors)
     return np.array(
-        [np.nan if np.isnan(out[t]) else np.nanmean(out[max(0, t - smoothing + 1) : t + 1]) for t in range(len(out))]
+        [
+            np.nan if np.isnan(out[t]) else np.nanmean(out[max(0, t - smoothing + 1) : t + 1])
+            for t in range(len(out))
+        ]
     )

@@ -34,7 +34,9 @@ def streams():
     result = []
     for k, steps in enumerate((70, 55, 90, 64)):
         t = np.arange(steps)[:, None]
-        x = np.sin(t * (0.1 + 0.05 * k) + np.arange(CHANNELS) * 1.3) + 0.1 * rng.standard_normal((steps, CHANNELS))
+        x = np.sin(t * (0.1 + 0.05 * k) + np.arange(CHANNELS) * 1.3) + 0.1 * rng.standard_normal(
+            (steps, CHANNELS)
+        )
         result.append(x.astype(np.float32))
     return result
 
@@ -54,7 +56,14 @@ def series(streams):
 def test_equals_the_numpy_loop(lift, streams, series, projection, cohort):
     settings = dict(rho=0.7, ridge=1e-2)
     alg = fedkad(
-        lift, rank=RANK, step_size=0.2, inner_steps=3, projection=projection, start="independent", horizon=2, **settings
+        lift,
+        rank=RANK,
+        step_size=0.2,
+        inner_steps=3,
+        projection=projection,
+        start="independent",
+        horizon=2,
+        **settings,
     )
     data = moments.prepare(lift, series)
     key = jax.random.key(3)
@@ -78,7 +87,17 @@ def test_equals_the_numpy_loop(lift, streams, series, projection, cohort):
     for k, (X, Y) in enumerate(raw):
         got = alg.score(jax.tree.map(lambda leaf, k=k: leaf[k], detectors), jnp.asarray(streams[k]))
         want = reference.scores(
-            streams[k].astype(np.float64), Z, X, Y, weight, bias, WINDOW, ridge=1e-2, cap=0.995, horizon=2, smoothing=5
+            streams[k].astype(np.float64),
+            Z,
+            X,
+            Y,
+            weight,
+            bias,
+            WINDOW,
+            ridge=1e-2,
+            cap=0.995,
+            horizon=2,
+            smoothing=5,
         )
         warm = WINDOW - 1 + 2
         assert np.isnan(got[:warm]).all()
@@ -95,9 +114,11 @@ def test_local_loss_and_gradient_agree_with_finite_differences(lift, series):
     def loss(P):
         a, b = P.T @ full["xx"] @ P, P.T @ full["yx"] @ P
         Q = np.asarray(q, np.float64)
-        return (full["yy"] - 2 * np.sum(b * Q) + np.trace(Q @ a @ Q.T)) / (full["count"] * len(full["xx"]))
+        return (full["yy"] - 2 * np.sum(b * Q) + np.trace(Q @ a @ Q.T)) / (full["pairs"] * len(full["xx"]))
 
-    assert fedkad_module.local_loss(data, jnp.asarray(frame, jnp.float32), q) == pytest.approx(loss(frame), rel=1e-4)
+    assert fedkad_module.local_loss(data, jnp.asarray(frame, jnp.float32), q) == pytest.approx(
+        loss(frame), rel=1e-4
+    )
     # Along a horizontal direction the loss of the moments (P'P = I to first order) changes as the gradient says.
     rng = np.random.default_rng(2)
     v = rng.standard_normal(frame.shape)
@@ -125,13 +146,43 @@ def test_bad_arguments_are_named(lift, arguments, message):
         fedkad(lift, **{"rank": RANK} | arguments)
 
 
+def test_the_warm_start_spans_the_leading_subspace(lift, series):
+    data = moments.prepare(lift, series)
+    # A client without rows and one with damaged moments have no part in it.
+    nobody = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[:1]), data)
+    damaged = jax.tree.map(lambda leaf: jnp.full_like(leaf[:1], jnp.nan), data)
+    more = jax.tree.map(lambda *parts: jnp.concatenate(parts), data, nobody, damaged)
+    mean = np.mean(
+        [np.asarray(xx, np.float64) / m for xx, m in zip(data.xx, data.pairs, strict=True)], axis=0
+    )
+    values, vectors = np.linalg.eigh(mean)
+    state = fedkad(lift, rank=RANK, start="warm").init(jax.random.key(0), more)
+    frame = np.asarray(state.server, np.float64)
+    assert np.abs(frame.T @ frame - np.eye(RANK)).max() < 1e-5
+    assert np.trace(frame.T @ mean @ frame) > 0.999 * values[-RANK:].sum()
+    assert np.linalg.norm(vectors[:, -1] @ frame) > 0.9999
+
+
+def test_the_warm_start_of_constant_streams_is_orthonormal(lift):
+    flat = Series(jnp.zeros((2, 30, CHANNELS)), jnp.ones((2, 30), bool))
+    data = moments.prepare(lift, flat)
+    frame = np.asarray(fedkad(lift, rank=RANK, start="warm").init(jax.random.key(0), data).server)
+    assert np.abs(frame.T @ frame - np.eye(RANK)).max() < 1e-5
+
+
 def test_a_sweep_over_penalties_is_one_more_vmap(lift, series):
     data, key = moments.prepare(lift, series), jax.random.key(0)
 
     def server(rho):
         alg = fedkad(lift, rank=RANK, rho=rho)
         return federation.run(
-            alg, key, federation.init(alg, key, data), data, jnp.asarray(0), sampler=federation.everyone, rounds=2
+            alg,
+            key,
+            federation.init(alg, key, data),
+            data,
+            jnp.asarray(0),
+            sampler=federation.everyone,
+            rounds=2,
         )[0].server
 
     penalties = jnp.asarray([0.1, 1.0])
@@ -152,7 +203,7 @@ def test_moments_count_only_pairs_within_runs_of_known_rows(lift, streams):
     phis = [reference.snapshots(part, weight, bias, WINDOW) for part in parts]
     X = np.concatenate([phi[:, :-1] for phi in phis], axis=1)
     Y = np.concatenate([phi[:, 1:] for phi in phis], axis=1)
-    assert got.count == X.shape[1] == len(x) - 3 - 2 * WINDOW
+    assert got.pairs == X.shape[1] == len(x) - 3 - 2 * WINDOW
     assert relative(got.xx, X @ X.T) < 1e-5
     assert relative(got.yx, Y @ X.T) < 1e-5
     assert relative(got.yy, np.sum(Y * Y)) < 1e-5
@@ -162,7 +213,7 @@ def test_moments_count_only_pairs_within_runs_of_known_rows(lift, streams):
 def test_streams_around_the_window_length(lift, steps):
     x = jnp.ones((steps, CHANNELS))
     got = moments.second_moments(lift, Series(x, jnp.ones(steps, bool)))
-    assert got.count == max(steps - WINDOW, 0)
+    assert got.pairs == max(steps - WINDOW, 0)
     chex.assert_tree_all_finite(got)
     detector = koopman.Detector(lift, jnp.eye(18, RANK), jnp.eye(RANK))
     scores = koopman.residuals(detector, x)

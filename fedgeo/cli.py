@@ -1,0 +1,179 @@
+"""The command line; the only module that prints."""
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pandas as pd
+import tyro
+from rich import box
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+from rich.table import Table
+
+from fedgeo import data, report, runs
+
+console = Console(highlight=False)
+
+
+@dataclass(frozen=True)
+class RunFedKAD:
+    """FedKAD on a federation of streams, beside its control rows."""
+
+    data: Literal["smap", "msl", "plants"]
+    """data set; plants are generated"""
+    root: Path | None = None
+    """folder that holds the data set's folder; FEDGEO_DATA by default"""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """each draws the lift, the start and the cohorts anew"""
+    out: Path | None = None
+    """folder for tables; results/fedkad-DATA by default"""
+    settings: tyro.conf.OmitArgPrefixes[runs.KoopmanSettings] = field(default_factory=runs.KoopmanSettings)
+
+    def run(self) -> None:
+        """Load, run, print and write."""
+        load: dict[str, Callable[[], data.Streams]] = {
+            "smap": lambda: data.smap(self.root),
+            "msl": lambda: data.msl(self.root),
+            "plants": data.plants,
+        }
+        streams = load[self.data]()
+        with _progress(f"FedKAD on {self.data}") as on_step:
+            result = runs.run_fedkad(streams, self.settings, seeds=self.seeds, on_step=on_step)
+        _finish(result, self.out or Path("results", f"fedkad-{self.data}"))
+
+
+@dataclass(frozen=True)
+class RunGeodesic:
+    """Geodesic-SVDD on a labelled table, each class in turn held normal, beside its control rows."""
+
+    data: Literal["breast-cancer", "iris"]
+    """data set; both come with scikit-learn"""
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    """each draws the split, the partition and the start anew"""
+    out: Path | None = None
+    """folder for tables; results/geodesic-svdd-DATA by default"""
+    settings: tyro.conf.OmitArgPrefixes[runs.GeodesicSettings] = field(default_factory=runs.GeodesicSettings)
+
+    def run(self) -> None:
+        """Load, run, print and write."""
+        table = {"breast-cancer": data.breast_cancer, "iris": data.iris}[self.data]()
+        with _progress(f"Geodesic-SVDD on {self.data}") as on_step:
+            result = runs.run_geodesic(table, self.settings, seeds=self.seeds, on_step=on_step)
+        _finish(result, self.out or Path("results", f"geodesic-svdd-{self.data}"))
+
+
+@dataclass(frozen=True)
+class Demo:
+    """Both methods, on data that come with the installation; takes a minute or two."""
+
+    out: Path = Path("results", "demo")
+    """folder for tables and the picture"""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """for both methods"""
+
+    def run(self) -> None:
+        """Run, print and write both methods, and draw one stream."""
+        began = time.perf_counter()
+        with _progress("Geodesic-SVDD on Breast Cancer (real)") as on_step:
+            tabular = runs.run_geodesic(data.breast_cancer(), seeds=self.seeds, on_step=on_step)
+        _finish(tabular, self.out / "geodesic-svdd")
+        streams = data.plants()
+        with _progress("FedKAD on sensor plants (generated)") as on_step:
+            temporal = runs.run_fedkad(streams, seeds=self.seeds, on_step=on_step)
+        _finish(temporal, self.out / "fedkad")
+        client = streams.names[0]
+        report.plot_stream(
+            self.out / "stream.png", streams.test[client], temporal.example[client], temporal.thresholds[client],
+            streams.labels[client], channels=streams.channels,
+            title=f"FedKAD, warm start, on {client} of a generated federation, first seed",
+        )  # fmt: skip
+        console.print(f"Picture: {self.out / 'stream.png'}")
+        console.print(f"Demo took {time.perf_counter() - began:.0f} s.")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A method on a data set, with its control rows: tables on screen and in a folder."""
+
+    method: tyro.conf.OmitSubcommandPrefixes[
+        Annotated[RunFedKAD, tyro.conf.subcommand("fedkad")]
+        | Annotated[RunGeodesic, tyro.conf.subcommand("geodesic-svdd")]
+    ]
+
+    def run(self) -> None:
+        """Run the method."""
+        self.method.run()
+
+
+Command = Annotated[Demo, tyro.conf.subcommand("demo")] | Annotated[Run, tyro.conf.subcommand("run")]
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[runs.OnStep]:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(title, total=None)
+
+        def on_step(step: str, steps: int) -> None:
+            begun = progress.tasks[0].total is not None
+            progress.update(task, description=f"{title}: {step}", total=steps, advance=int(begun))
+
+        yield on_step
+
+
+def _print_table(frame: pd.DataFrame, title: str = "") -> None:
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
+    )
+    table.add_column(str(frame.index.name or ""), no_wrap=True)
+    for column in frame.columns:
+        table.add_column(str(column), justify="right", no_wrap=True)
+    for name, row in frame.iterrows():
+        table.add_row(str(name), *row)
+    console.print(table)
+
+
+def _finish(result: runs.Result, out: Path) -> None:
+    folder = report.write(result, out)
+    _print_table(report.shown(result), result.name)
+    for line in report.reading(result):
+        console.print(line)
+    _print_table(report.shown_seconds(result))
+    for note in result.notes[:12]:
+        console.print(f"note: {note}")
+    if len(result.notes) > 12:
+        console.print(f"note: {len(result.notes) - 12} more in {folder / 'table.md'}")
+    console.print(f"Tables: {folder}\n")
+
+
+def main() -> None:
+    """Entry point of ``fedgeo``; bad input ends with a message and exit status 2."""
+    command = tyro.cli(
+        Command, prog="fedgeo", description="Federated anomaly detection as compiled JAX programs."
+    )
+    try:
+        command.run()
+    except (ValueError, OSError) as error:
+        if os.environ.get("FEDGEO_TRACEBACK"):
+            raise
+        Console(stderr=True, highlight=False).print(f"error: {error}", markup=False)
+        sys.exit(2)

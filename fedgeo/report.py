@@ -1,0 +1,196 @@
+"""Tables, files and pictures from a :class:`fedgeo.runs.Result`. Nothing here prints."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedgeo import evaluation
+from fedgeo.runs import METRICS, Result
+
+TITLES = {
+    "auroc": "AUROC",
+    "ap": "AP",
+    "f1": "F1",
+    "precision": "precision",
+    "recall": "recall",
+    "f1_pa1": "PA%1",
+    "f1_pa10": "PA%10",
+    "alarm_rate": "alarms",
+}
+
+
+def provenance() -> dict[str, Any]:
+    """The command, commit, versions, machine and time that stand behind a result."""
+    packages = ("fedgeo", "jax", "jaxlib", "flax", "optax", "numpy", "scikit-learn")
+    return {
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": _commit(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in packages},
+        "device": jax.devices()[0].device_kind,
+        "processors": os.cpu_count(),
+    }
+
+
+def _commit() -> str:
+    """The commit of the source tree, ``+`` if it was changed since, or "installed" outside a repository."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return "installed"
+    git = ["git", "-C", str(root)]
+    head = subprocess.run(
+        [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
+    )
+    dirty = subprocess.run(
+        [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False
+    )
+    return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") or "unknown"
+
+
+def shown(result: Result) -> pd.DataFrame:
+    """The result's table as text: percent, mean ± sd over seeds, and the units that the means cover."""
+    table = result.table()
+    text = pd.DataFrame(index=table.index)
+    for metric in METRICS[result.unit]:
+        pairs = zip(table[metric], table[f"{metric}_sd"], strict=True)
+        text[TITLES[metric]] = ["–" if np.isnan(m) else f"{m:.1f}" + _spread(sd) for m, sd in pairs]
+    text["n"] = table["covers"]
+    return text
+
+
+def _spread(sd: float) -> str:
+    return "" if np.isnan(sd) else f"±{sd:.1f}"
+
+
+def shown_seconds(result: Result) -> pd.DataFrame:
+    """Wall time as text."""
+    return pd.DataFrame(
+        {
+            "compile [s]": result.seconds["compile"].map("{:.2f}".format),
+            "run a seed [s]": result.seconds["run_per_seed"].map("{:.2f}".format),
+        }
+    )
+
+
+def reading(result: Result) -> list[str]:
+    """How to read the table."""
+    unit = "client's test stream" if result.unit == "client" else "class, held normal in turn,"
+    seeds = ", ".join(map(str, result.settings["seeds"]))
+    lines = [
+        f"Percent. Each {unit} is evaluated alone; the mean is over those for which AUROC is defined (column n), "
+        f"then over the seeds {seeds}; ± is the standard deviation over seeds, rows without it depend on no seed.",
+        f"One rule for all rows: an alarm is a score above the {result.settings['quantile']:g} quantile of the "
+        f"validation scores{' of normal rows' if result.unit == 'class' else ''}, no test label was used; the column "
+        "alarms is the share of test rows that raised one.",
+    ]
+    if result.unit == "client":
+        lines.append(
+            "PA%K is the F1 that counts a whole anomalous segment as found once K % of it is: noise scores "
+            "high there, see the random row; judge by AUROC, AP (average precision) and F1."
+        )
+    return lines
+
+
+def write(result: Result, folder: str | os.PathLike[str]) -> Path:
+    """Write ``table.md``, ``table.csv``, ``units.csv``, ``seconds.csv`` and ``run.json`` to a folder.
+
+    Args:
+        result: what to write.
+        folder: created if absent; files of those names are replaced.
+
+    Returns:
+        The folder.
+    """
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    made_by = provenance()
+    result.table().to_csv(path / "table.csv", float_format="%.4f")
+    result.units.to_csv(path / "units.csv", index=False, float_format="%.6g")
+    result.seconds.to_csv(path / "seconds.csv", float_format="%.4f")
+    record = {"name": result.name, "made_by": made_by, "settings": result.settings, "notes": result.notes}
+    (path / "run.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
+    (path / "table.md").write_text(_markdown(result, made_by))
+    return path
+
+
+def _markdown(result: Result, made_by: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in made_by["versions"].items())
+    parts = [
+        f"# {result.name}",
+        shown(result).to_markdown(),
+        "\n".join(reading(result)),
+        "## Wall time",
+        shown_seconds(result).to_markdown(),
+        f"Upload: {result.settings['upload_bytes_per_client_and_round']:,} bytes a client and round.",
+        "## Notes",
+        "\n".join(f"- {note}" for note in result.notes) or "None.",
+        "## Settings",
+        "\n".join(f"- {key}: {value}" for key, value in result.settings.items()),
+        "## Made by",
+        f"`{made_by['command']}` at commit {made_by['commit']}, {made_by['time']}, Python {made_by['python']}, "
+        f"{versions}, on {made_by['device']} with {made_by['processors']} processors.",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def plot_stream(
+    path: str | os.PathLike[str],
+    x: np.ndarray,
+    scores: np.ndarray,
+    threshold: float,
+    labels: np.ndarray,
+    *,
+    channels: Sequence[str],
+    title: str,
+) -> None:
+    """Draw a stream over its score, with the threshold, the true and the detected spans.
+
+    Args:
+        path: of the picture.
+        x: ``(T, C)``, in its own units; each channel gets an axis.
+        scores: ``(T,)``.
+        threshold: an alarm is a score above it.
+        labels: ``(T,)`` of 0 and 1.
+        channels: C names.
+        title: of the picture.
+    """
+    figure = Figure(figsize=(11, 1.0 * len(channels) + 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(channels) + 2, 1, sharex=True, height_ratios=[1] * len(channels) + [2.6, 0.5])
+    figure.suptitle(title)
+    alarms = (scores > threshold).astype(np.int64)
+    time = np.arange(len(scores))
+    for axis, name, values in zip(axes, channels, x.T, strict=False):
+        axis.plot(time, values, color="0.25", linewidth=0.7)
+        axis.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
+        axis.tick_params(labelsize=7)
+    score_axis, span_axis = axes[-2], axes[-1]
+    score_axis.plot(time, scores, color="tab:blue", linewidth=0.9, label="score")
+    score_axis.axhline(threshold, color="tab:red", linewidth=1, linestyle="--", label="threshold")
+    score_axis.set_yscale("log")
+    score_axis.set_ylabel("score", rotation=0, ha="right", va="center", fontsize=8)
+    score_axis.legend(loc="upper right", ncols=2, fontsize=8)
+    for axis in axes[:-1]:
+        for first, last in evaluation.spans(labels):
+            axis.axvspan(first, last, color="tab:orange", alpha=0.25, linewidth=0)
+    for height, flags, colour in ((1, labels, "tab:orange"), (0, alarms, "tab:red")):
+        bars = [(first, max(last - first, 1)) for first, last in evaluation.spans(flags)]
+        span_axis.broken_barh(bars, (height - 0.4, 0.8), color=colour)
+    span_axis.set(ylim=(-0.6, 1.6), xlim=(0, len(scores)), xlabel="row of the test stream")
+    span_axis.set_yticks([0, 1], ["detected", "true fault"], fontsize=8)
+    figure.savefig(path, dpi=110)
