@@ -26,8 +26,9 @@ def identity(like: jax.Array) -> jax.Array:
     return leading_axes(jnp.eye(like.shape[-1], dtype=like.dtype), like.ndim)
 
 
+@jax.jit
 def inverse_cholesky(G: jax.Array) -> jax.Array:
-    """Inverse of the lower Cholesky factor: ``inv(L)`` with ``G = L L^T``, so ``inv(G) = inv(L)^T inv(L)``.
+    """Inverse ``inv(L)`` of the Cholesky factor of ``G = L L^T``; then ``inv(G) = inv(L)^T inv(L)``.
 
     Grown by block rows: with N the inverse factor of the leading part, ``[B, C]`` the next rows of G up to the
     diagonal and ``M = B N^T``, the new rows are ``inv(L_S) [-M N, I]`` for the Schur complement
@@ -51,6 +52,7 @@ def inverse_cholesky(G: jax.Array) -> jax.Array:
     return _by_blocks(grow, G)
 
 
+@jax.jit
 def inverse(M: jax.Array) -> jax.Array:
     """Inverse of a matrix whose symmetric part is positive definite, by block elimination without pivots.
 
@@ -129,6 +131,7 @@ def _assemble(A: jax.Array, B: jax.Array, C: jax.Array, D: jax.Array) -> jax.Arr
     return jnp.concatenate([jnp.concatenate([A, B], -1), jnp.concatenate([C, D], -1)], -2)
 
 
+@functools.partial(jax.jit, static_argnames="steps")
 def inverse_sqrt(S: jax.Array, floor: jax.Array | float, steps: int = 12) -> jax.Array:
     """Inverse square root ``S^(-1/2)`` by the coupled Newton-Schulz iteration.
 
@@ -162,6 +165,7 @@ def inverse_sqrt(S: jax.Array, floor: jax.Array | float, steps: int = 12) -> jax
     return jax.lax.fori_loop(0, steps, step, start)[1] / jnp.sqrt(ceiling)
 
 
+@jax.jit
 def expm(M: jax.Array) -> jax.Array:
     """Matrix exponential by scaling, Taylor polynomial and squaring.
 
