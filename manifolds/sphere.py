@@ -330,7 +330,7 @@ def frechet_mean(
         point. Source: Karcher, "Riemannian center of mass and mollifier smoothing", 1977.
     """
     X, weights = _points_first(X, weights, axis)
-    total = jnp.sum(weights, 0)
+    total = jnp.sum(weights, 0, keepdims=True)
     shares = weights / jnp.where(total == 0, 1, total)
 
     def step(m: jax.Array, _: None) -> tuple[jax.Array, None]:
@@ -369,4 +369,5 @@ def random(key: jax.Array, shape: tuple[int, ...], dtype: Any = float) -> jax.Ar
 @operation("x", core=1)
 def random_tangent(key: jax.Array, x: jax.Array) -> jax.Array:
     """Tangent vectors at x of norm 1 and uniform direction, ``(..., d)``."""
-    return project(_tangent(x, jax.random.normal(key, x.shape, x.dtype)))
+    v = project(_tangent(x, jax.random.normal(key, x.shape, x.dtype)))
+    return project(_tangent(x, v))  # again, for draws that were nearly parallel to x

@@ -306,6 +306,9 @@ def random(key: jax.Array, shape: tuple[int, ...], dtype: Any = float) -> jax.Ar
 @operation("X", core=2)
 def random_tangent(key: jax.Array, X: jax.Array) -> jax.Array:
     """Tangent vectors at X of norm 1, uniform direction, ``(..., n, p)``; 0 on St(1, 1)."""
-    V = project_tangent(X, jax.random.normal(key, X.shape, X.dtype))
-    size = safe_norm(V, (-2, -1))
-    return V / jnp.where(size == 0, 1, size)
+    V = jax.random.normal(key, X.shape, X.dtype)
+    for _ in range(2):  # again, for draws that were nearly normal to the manifold
+        V = project_tangent(X, V)
+        size = safe_norm(V, (-2, -1))
+        V = V / jnp.where(size == 0, 1, size)
+    return V

@@ -1,0 +1,203 @@
+"""What every public operation promises: batching, compilation, dtypes, finite results, errors that name shapes."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from manifolds import grassmann, sphere, stiefel, testing
+from tests.manifolds.common import double, eps, gap
+
+pytestmark = pytest.mark.usefixtures("strict")
+
+KEY = jax.random.key(3)
+
+
+class Operation(NamedTuple):
+    """A function of two arguments: a point and a vector, or two points."""
+
+    function: object
+    trailing: tuple[int, ...]
+    points: int
+
+    def arguments(self, batch, dtype):
+        module = stiefel if len(self.trailing) == 2 else sphere
+        key_x, key_y = jax.random.split(KEY)
+        x = module.random(key_x, (*batch, *self.trailing), dtype)
+        if self.points == 2:
+            return x, module.random(key_y, x.shape, dtype)
+        v = module.random_tangent(key_y, x)
+        return x, v
+
+
+def _operations():
+    frame, vector = (7, 3), (5,)
+    for method in ("qr", "polar", "cayley", "householder"):
+        yield (
+            f"stiefel.retract[{method}]",
+            Operation(lambda X, V, method=method: stiefel.retract(X, V, method=method), frame, 1),
+        )
+    for name in ("project_tangent", "egrad2rgrad", "norm", "exp"):
+        yield f"stiefel.{name}", Operation(getattr(stiefel, name), frame, 1)
+    yield "stiefel.qf", Operation(lambda X, V: stiefel.qf(X + V), frame, 1)
+    yield "stiefel.project", Operation(lambda X, V: stiefel.project(X + V), frame, 1)
+    yield "stiefel.align", Operation(stiefel.align, frame, 2)
+    yield "stiefel.inner", Operation(lambda X, V: stiefel.inner(X, V, V), frame, 1)
+    yield "stiefel.transport", Operation(lambda X, Y: stiefel.transport(X, Y, X), frame, 2)
+    yield "stiefel.ehess2rhess", Operation(lambda X, V: stiefel.ehess2rhess(X, X * X, V * X, V), frame, 1)
+    for name in ("project_horizontal", "principal_angles", "dist"):
+        yield f"grassmann.{name}", Operation(getattr(grassmann, name), frame, 2)
+    for name in ("project_tangent", "egrad2rgrad", "norm", "retract", "exp"):
+        yield f"sphere.{name}", Operation(getattr(sphere, name), vector, 1)
+    yield "sphere.project", Operation(lambda x, v: sphere.project(x + v), vector, 1)
+    yield "sphere.inner", Operation(lambda x, v: sphere.inner(x, v, v), vector, 1)
+    yield "sphere.ehess2rhess", Operation(lambda x, v: sphere.ehess2rhess(x, x * x, v * x, v), vector, 1)
+    for name in ("log", "dist"):
+        yield f"sphere.{name}", Operation(getattr(sphere, name), vector, 2)
+    yield "sphere.slerp", Operation(lambda x, y: sphere.slerp(x, y, 0.3), vector, 2)
+    yield "sphere.transport", Operation(lambda x, y: sphere.transport(x, y, x), vector, 2)
+
+
+OPERATIONS = dict(_operations())
+every_operation = pytest.mark.parametrize("name", OPERATIONS)
+
+
+@every_operation
+def test_batch_equals_vmap_equals_loop(name, dtype):
+    operation = OPERATIONS[name]
+    assert testing.check_vmap(operation.function, operation.arguments((3,), dtype)) <= 2 * eps(dtype)
+
+
+@every_operation
+def test_leading_axes_broadcast(name):
+    function = OPERATIONS[name].function
+    x, y = OPERATIONS[name].arguments((2, 3), jnp.float32)
+    double(function(x, y))
+    assert gap(function(x, y[0, :1]), function(x, jnp.broadcast_to(y[0, :1], x.shape))) <= 4 * eps(
+        jnp.float32
+    )
+    assert gap(function(x[0, 0], y), function(jnp.broadcast_to(x[0, 0], y.shape), y)) <= 4 * eps(jnp.float32)
+
+
+@every_operation
+def test_jit_equals_eager(name):
+    operation = OPERATIONS[name]
+    assert testing.check_jit(operation.function, operation.arguments((2,), jnp.float32)) <= 4 * eps(
+        jnp.float32
+    )
+
+
+@every_operation
+def test_forward_and_reverse_mode_agree_and_batch(name, x64):
+    function = OPERATIONS[name].function
+    x, y = OPERATIONS[name].arguments((3,), jnp.float64)
+
+    @jax.jit
+    def derivatives(x, y):
+        forward = jax.vmap(jax.jacfwd(function, argnums=(0, 1)))(x, y)
+        reverse = jax.vmap(jax.jacrev(function, argnums=(0, 1)))(x, y)
+        inside = jax.vmap(jax.grad(lambda x, y: jnp.sum(jnp.sin(function(x, y)))))(x, y)
+        outside = jax.grad(lambda x, y: jnp.sum(jnp.sin(function(x, y))))(x, y)
+        return forward, reverse, inside, outside
+
+    forward, reverse, inside, outside = derivatives(x, y)
+    for a, b in zip(forward, reverse, strict=True):
+        assert gap(a, b) <= 1e-12
+    assert gap(inside, outside) <= 1e-12
+
+
+@every_operation
+@pytest.mark.parametrize("dtype_name", ["bfloat16", "float16", "float32", "float64"])
+@pytest.mark.parametrize("wide", [False, True])
+def test_dtype_is_kept(name, dtype_name, wide):
+    if dtype_name == "float64" and not wide:
+        pytest.skip("float64 needs x64")
+    with jax.enable_x64(wide):
+        dtype = jnp.dtype(dtype_name)
+        function = OPERATIONS[name].function
+        out = jax.eval_shape(function, *OPERATIONS[name].arguments((), dtype))
+        assert out.dtype == dtype
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_narrow_floats_are_computed_in_float32(dtype):
+    x, v = OPERATIONS["stiefel.qf"].arguments((4,), dtype)
+    wide = stiefel.retract(x.astype(jnp.float32), v.astype(jnp.float32)).astype(dtype)
+    assert gap(stiefel.retract(x, v), wide) == 0
+
+
+@every_operation
+def test_works_inside_scan_and_map(name):
+    function = OPERATIONS[name].function
+    x, y = OPERATIONS[name].arguments((3,), jnp.float32)
+    expected = function(x, y)
+    assert gap(jax.lax.map(lambda args: function(*args), (x, y)), expected) <= 4 * eps(jnp.float32)
+    scanned = jax.lax.scan(lambda carry, args: (carry, function(*args)), 0, (x, y))[1]
+    assert gap(scanned, expected) <= 4 * eps(jnp.float32)
+
+
+@every_operation
+def test_no_operation_makes_a_nan_on_the_way(name):
+    with jax.debug_nans(True):
+        double(OPERATIONS[name].function(*OPERATIONS[name].arguments((2,), jnp.float32)))
+
+
+def test_no_nan_on_the_way_at_singular_points():
+    x = sphere.random(KEY, (4, 3))
+    X = stiefel.random(KEY, (6, 2))
+    with jax.debug_nans(True):
+        for y in (x, -x):
+            double(jax.grad(lambda x, y=y: jnp.sum(sphere.slerp(x, y, 0.3) ** 3))(x))
+            double(jax.grad(lambda x, y=y: jnp.sum(sphere.log(x, y) ** 3))(x))
+            double(jax.grad(lambda x, y=y: jnp.sum(sphere.dist(x, y)))(x))
+        double(jax.grad(lambda V: jnp.sum(stiefel.retract(X, V, method="polar") ** 3))(0 * X))
+        double(jax.grad(lambda Y: jnp.sum(stiefel.project(Y) ** 3))(X))
+
+
+FRAMES = [
+    stiefel.project_tangent,
+    stiefel.egrad2rgrad,
+    stiefel.retract,
+    stiefel.exp,
+    stiefel.align,
+    stiefel.norm,
+    grassmann.project_horizontal,
+    grassmann.principal_angles,
+    grassmann.dist,
+]
+VECTORS = [sphere.project_tangent, sphere.retract, sphere.exp, sphere.log, sphere.dist, sphere.norm]
+
+
+@pytest.mark.parametrize("function", FRAMES)
+def test_bad_frames_are_refused_with_their_shapes(function):
+    with pytest.raises(ValueError, match=r"n >= p.*\(3, 5\)"):
+        function(jnp.ones((3, 5)), jnp.ones((3, 5)))
+    with pytest.raises(ValueError, match=r"trailing shapes must be equal.*\(5, 3\).*\(5, 2\)"):
+        jax.jit(function)(jnp.ones((5, 3)), jnp.ones((5, 2)))
+    with pytest.raises(ValueError, match=r"do not broadcast.*\(2, 5, 3\).*\(4, 5, 3\)"):
+        function(jnp.ones((2, 5, 3)), jnp.ones((4, 5, 3)))
+    with pytest.raises(ValueError, match=r"got.*\(5,\)"):
+        function(jnp.ones(5), jnp.ones(5))
+    with pytest.raises(TypeError, match=r"int32 of shape \(5, 3\)"):
+        function(jnp.ones((5, 3), jnp.int32), jnp.ones((5, 3)))
+    with pytest.raises(TypeError, match="list"):
+        function([[1.0], [0.0]], jnp.ones((2, 1)))
+
+
+@pytest.mark.parametrize("function", VECTORS)
+def test_bad_vectors_are_refused_with_their_shapes(function):
+    with pytest.raises(ValueError, match=r"d >= 2.*\(1,\)"):
+        function(jnp.ones(1), jnp.ones(1))
+    with pytest.raises(ValueError, match=r"trailing shapes must be equal.*\(5,\).*\(4,\)"):
+        jax.jit(function)(jnp.ones(5), jnp.ones(4))
+    with pytest.raises(TypeError, match=r"int32 of shape \(5,\)"):
+        function(jnp.ones(5), jnp.ones(5, jnp.int32))
+    with pytest.raises(TypeError, match="float"):
+        function(1.0, jnp.ones(5))
+
+
+def test_numpy_arrays_are_points_too():
+    x = np.eye(3, dtype=np.float32)
+    assert gap(sphere.slerp(x[0], x[1], 0.5), np.array([1, 1, 0]) / np.sqrt(2)) <= 2 * eps(jnp.float32)
