@@ -11,7 +11,6 @@ from typing import Annotated, Literal
 
 import pandas as pd
 import tyro
-from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -141,15 +140,15 @@ def _progress(title: str) -> Iterator[runs.OnStep]:
 
 
 def _print_table(frame: pd.DataFrame, title: str = "") -> None:
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-    )
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
     table.add_column(str(frame.index.name or ""), no_wrap=True)
     for column in frame.columns:
         table.add_column(str(column), justify="right", no_wrap=True)
     for name, row in frame.iterrows():
         table.add_row(str(name), *row)
-    console.print(table)
+    whole = console.measure(table, options=console.options.update(max_width=1000)).maximum
+    # A number cut short would be a wrong number: a narrow terminal may break the line, but not the table.
+    Console(width=max(whole, console.width), highlight=False).print(table)
 
 
 def _finish(result: runs.Result, out: Path) -> None:

@@ -52,7 +52,7 @@ def uniform(size: int, *, dropout: float = 0.0) -> Sampler:
         if not dropout:
             return Cohort(index, jnp.ones(size, bool))
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(drop_key, index)
-        return Cohort(index, ~jax.vmap(partial(jax.random.bernoulli, p=dropout))(keys))
+        return Cohort(index, ~jax.vmap(partial(jax.random.bernoulli, p=float(dropout)))(keys))
 
     return sample
 
@@ -227,6 +227,21 @@ def deploy(alg: FedAlgorithm, state: FedState, data: PyTree, *, block_size: int 
     return _map_clients(
         lambda client, data_k: alg.deploy(state.server, client, data_k), arguments, block_size
     )
+
+
+def score(alg: FedAlgorithm, detectors: PyTree, x: PyTree, *, block_size: int | None = 1) -> jax.Array:
+    """Every client's scores of its own data.
+
+    Args:
+        alg: the algorithm.
+        detectors: from :func:`deploy`, leaves ``(K, ...)``.
+        x: padded data, such as streams ``(K, T, C)`` or rows ``(K, N, F)``.
+        block_size: clients scored at a time; None for all.
+
+    Returns:
+        ``(K, T)`` or ``(K, N)``; what stands at padded rows means nothing.
+    """
+    return _map_clients(alg.score, (detectors, x), block_size)
 
 
 def upload_bytes(alg: FedAlgorithm, state: FedState, data: PyTree) -> int:

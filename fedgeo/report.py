@@ -68,13 +68,17 @@ def shown(result: Result) -> pd.DataFrame:
     text = pd.DataFrame(index=table.index)
     for metric in METRICS[result.unit]:
         pairs = zip(table[metric], table[f"{metric}_sd"], strict=True)
-        text[TITLES[metric]] = ["–" if np.isnan(m) else f"{m:.1f}" + _spread(sd) for m, sd in pairs]
+        text[TITLES[metric]] = [
+            _mean_and_spread(m, float("nan") if metric == "alarm_rate" else sd) for m, sd in pairs
+        ]
     text["n"] = table["covers"]
     return text
 
 
-def _spread(sd: float) -> str:
-    return "" if np.isnan(sd) else f"±{sd:.1f}"
+def _mean_and_spread(mean: float, sd: float) -> str:
+    if np.isnan(mean):
+        return "undefined"
+    return f"{mean:.1f}" + ("" if np.isnan(sd) else f"±{sd:.1f}")
 
 
 def shown_seconds(result: Result) -> pd.DataFrame:
@@ -123,6 +127,7 @@ def write(result: Result, folder: str | os.PathLike[str]) -> Path:
     result.units.to_csv(path / "units.csv", index=False, float_format="%.6g")
     result.seconds.to_csv(path / "seconds.csv", float_format="%.4f")
     record = {"name": result.name, "made_by": made_by, "settings": result.settings, "notes": result.notes}
+    record |= result.details
     (path / "run.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
     (path / "table.md").write_text(_markdown(result, made_by))
     return path

@@ -53,6 +53,7 @@ class Result:
         seconds: one row a method, with ``compile`` in all and ``run_per_seed``.
         settings: everything that was chosen.
         notes: what a reader must know: skipped clients, constant channels, incidents.
+        details: lists too long for a note, such as the constant channels by client.
         example: scores of one method and seed by client, for a picture.
         thresholds: those of ``example``.
     """
@@ -63,6 +64,7 @@ class Result:
     seconds: pd.DataFrame
     settings: dict[str, Any]
     notes: list[str] = field(default_factory=list)
+    details: dict[str, Any] = field(default_factory=dict)
     example: dict[str, np.ndarray] = field(default_factory=dict)
     thresholds: dict[str, float] = field(default_factory=dict)
 
@@ -168,9 +170,12 @@ def run_fedkad(
     settings.check()
     streams, notes = _usable_streams(streams, settings)
     scaled, scalers = data.standardise(streams, validation=settings.validation)
-    for client, channels in data.constant_channels(scalers, streams.channels).items():
-        shown = ", ".join(channels[:6]) + (", ..." if len(channels) > 6 else "")
-        notes.append(f"client {client}: {len(channels)} constant training channels, left unscaled ({shown})")
+    constant = data.constant_channels(scalers, streams.channels)
+    if constant:
+        notes.append(
+            f"{len(constant)} of {len(streams)} clients have channels that are constant in training, up to "
+            f"{max(map(len, constant.values()))} of {len(streams.channels)}; they are left unscaled (named in run.json)"
+        )
     train, validation = data.split(scaled.train, settings.validation)
     stacked = jax.tree.map(jnp.asarray, data.stack_series(train))
     parts = [jnp.asarray(data.stack_series(part).x) for part in (validation, scaled.test)]
@@ -182,7 +187,12 @@ def run_fedkad(
     untrained = dataclasses.replace(settings, start="shared")
     clock = _Clock()
     prepare = clock.timed(moments.prepare)
-    score = clock.timed(_score_streams(settings))
+    any_lift = koopman.random_lift(
+        jax.random.key(0), channels, window=settings.window, size=settings.lift_size
+    )
+    score = clock.timed(
+        partial(federation.score, settings.algorithm(any_lift))
+    )  # a detector brings its own lift
     trainers = {
         "FedKAD": clock.timed(_trainer(settings.algorithm, uniform, settings.rounds)),
         "FedKAD, warm": clock.timed(_trainer(warm.algorithm, uniform, settings.rounds)),
@@ -241,7 +251,7 @@ def run_fedkad(
     }  # fmt: skip
     return Result(
         f"FedKAD on {streams.name}", "client", _tidy(frames), clock.table(len(seeds)),
-        facts | dataclasses.asdict(settings), notes, example, thresholds,
+        facts | dataclasses.asdict(settings), notes, {"constant_channels": constant}, example, thresholds,
     )  # fmt: skip
 
 
@@ -278,17 +288,6 @@ def _train(
     first = jnp.asarray(0)
     state, history = federation.run(alg, key, state, clients, first, sampler=sampler, rounds=rounds)
     return federation.deploy(alg, state, clients), history
-
-
-def _score_streams(settings: KoopmanSettings) -> Callable[[PyTree, jax.Array], jax.Array]:
-    def score(detectors: koopman.Detector, x: jax.Array) -> jax.Array:
-        def one(pair: tuple[koopman.Detector, jax.Array]) -> jax.Array:
-            errors = koopman.residuals(*pair, horizon=settings.horizon)
-            return koopman.smooth(errors, settings.smoothing)
-
-        return jax.lax.map(one, (detectors, x))
-
-    return score
 
 
 def _smooth(scores: Mapping[str, np.ndarray], width: int) -> dict[str, np.ndarray]:

@@ -1,0 +1,136 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedgeo import federation, trees
+from fedgeo.protocol import Cohort, FedAlgorithm, FedState
+
+
+def averaging(fail=()):
+    """Clients count their rounds and send their number; the server keeps the last mean."""
+
+    def update(key, server, client, data_k):
+        upload = jnp.where(jnp.isin(data_k, jnp.asarray(fail)) if fail else False, jnp.nan, data_k)
+        return client + 1, upload, {"draw": jax.random.uniform(key)}
+
+    return FedAlgorithm(
+        init=lambda key, data: FedState(jnp.zeros(()), jnp.zeros(len(data))),
+        update=update,
+        weight=lambda data_k: jnp.ones(()),
+        aggregate=lambda server, uploads, weights, cohort: trees.mean(uploads, weights),
+        sync=lambda server, client: client,
+        deploy=lambda server, client, data_k: server,
+        score=lambda detector, x: x,
+    )
+
+
+def test_uniform_cohorts_are_distinct_and_fair():
+    sample = jax.jit(federation.uniform(3), static_argnums=1)
+    drawn = np.asarray(jax.vmap(lambda key: sample(key, 7).index)(jax.random.split(jax.random.key(0), 2000)))
+    assert all(len(set(ids)) == 3 for ids in drawn.tolist())
+    # Each client is drawn 3/7 of the time; 4 standard errors of a Bernoulli mean over 2000 draws are 0.044.
+    np.testing.assert_allclose(np.bincount(drawn.ravel(), minlength=7) / 2000, 3 / 7, atol=0.044)
+
+
+def test_dropout_rate_and_independence_of_the_draw():
+    sample = federation.uniform(4, dropout=0.25)
+    cohorts = jax.vmap(lambda key: sample(key, 8))(jax.random.split(jax.random.key(0), 2000))
+    assert np.asarray(cohorts.active).mean() == pytest.approx(0.75, abs=0.02)  # 4 standard errors
+    never = federation.uniform(4, dropout=1.0)(jax.random.key(0), 8)
+    assert not never.active.any()
+
+
+def test_mean_over_those_who_reported():
+    alg, data = averaging(), jnp.asarray([1.0, 5.0, 9.0, 100.0])
+    state = alg.init(jax.random.key(0), data)
+    cohort = Cohort(jnp.asarray([0, 1, 3]), jnp.asarray([True, True, False]))
+    after, info = federation.fed_round(alg, jax.random.key(0), state, data, cohort)
+    assert after.server == 3
+    assert after.clients.tolist() == [1, 1, 0, 0]
+    assert info.weight.tolist() == [1, 1, 0]
+
+
+def test_incidents_name_client_and_round():
+    alg, data = averaging(fail=(5.0,)), jnp.asarray([1.0, 5.0, 9.0])
+    state, history = federation.fit(alg, jax.random.key(0), data, rounds=2)
+    assert state.server == 5
+    assert federation.incidents(history, ["a", "b", "c"]) == [
+        "round 0: what client b sent was not finite and was set aside",
+        "round 1: what client b sent was not finite and was set aside",
+    ]
+    _, silent = federation.fit(
+        averaging(), jax.random.key(0), data, rounds=1, sampler=federation.uniform(2, dropout=1)
+    )
+    assert federation.incidents(silent, ["a", "b", "c"]) == [
+        "round 0: nobody reported; the server kept its state"
+    ]
+
+
+def test_keys_follow_the_client_not_its_place():
+    alg, data = averaging(), jnp.arange(5.0)
+    state, key = alg.init(jax.random.key(0), data), jax.random.key(4)
+    draws = []
+    for order in ([0, 2, 4], [4, 0, 2]):
+        cohort = Cohort(jnp.asarray(order), jnp.ones(3, bool))
+        _, info = federation.fed_round(alg, key, state, data, cohort)
+        draws.append(dict(zip(order, np.asarray(info.metrics["draw"]).tolist(), strict=True)))
+    assert draws[0] == draws[1]
+    assert len(set(draws[0].values())) == 3
+
+
+def test_no_rounds_return_the_start():
+    alg, data = averaging(), jnp.arange(5.0)
+    state, history = federation.fit(alg, jax.random.key(0), data, rounds=0)
+    assert state.server == 0
+    assert history.client.shape == (0, 5)
+
+
+@pytest.mark.parametrize("rounds", [1, 7, 30])
+def test_progress_reaches_the_end(rounds):
+    done = []
+    federation.fit(averaging(), jax.random.key(0), jnp.arange(3.0), rounds=rounds, on_progress=done.append)
+    assert done[-1] == rounds
+    assert done == sorted(set(done))
+
+
+def test_a_vmap_over_seeds_is_one_program():
+    alg, data = averaging(), jnp.arange(6.0)
+
+    def server(seed):
+        key = jax.random.key(seed)
+        start = federation.init(alg, key, data)
+        return federation.run(alg, key, start, data, jnp.asarray(0), sampler=federation.uniform(2), rounds=3)[
+            0
+        ].server
+
+    together = jax.vmap(server)(jnp.arange(4))
+    assert np.isfinite(together).all()
+    np.testing.assert_array_equal(together, [server(seed) for seed in range(4)])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: federation.uniform(0), "at least one client, got size=0"),
+        (lambda: federation.uniform(2, dropout=1.5), "dropout is a probability, got 1.5"),
+        (
+            lambda: federation.fit(averaging(), jax.random.key(0), jnp.ones(3), rounds=-1),
+            "cannot be negative, got -1",
+        ),
+        (
+            lambda: federation.fit(
+                averaging(), jax.random.key(0), jnp.ones(3), rounds=1, sampler=federation.uniform(4)
+            ),
+            "cohort of 4 clients was asked for, but the federation has 3",
+        ),
+        (
+            lambda: federation.fit(averaging(), jax.random.key(0), (jnp.ones(3), jnp.ones(2)), rounds=1),
+            "same leading client axis",
+        ),
+        (lambda: federation.fit(averaging(), jax.random.key(0), (), rounds=1), "same leading client axis"),
+    ],
+)
+def test_bad_input_is_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
