@@ -253,13 +253,14 @@ def exp(X: jax.Array, V: jax.Array) -> jax.Array:
         ``(..., n, p)`` frames; NaN for ``|V| > 2^15``, where angles are lost to rounding anyway.
         Source: Edelman et al., equation (2.45).
     """
+    X, V = jnp.broadcast_arrays(X, V)
     p = X.shape[-1]
     size = jax.lax.stop_gradient(jnp.maximum(safe_norm(V, (-2, -1)), 1))
     W = V / size
     A = matmul(X.mT, V)
     A = (A - A.mT) / 2
     top = jnp.concatenate([A, -size * matmul(W.mT, W)], -1)
-    bottom = jnp.concatenate([jnp.broadcast_to(size * identity(A), A.shape), A], -1)
+    bottom = jnp.concatenate([size * identity(A), A], -1)
     left = expm(jnp.concatenate([top, bottom], -2))[..., :p]
     left = matmul(left, expm(-A))
     Q = matmul(X, left[..., :p, :]) + matmul(W, left[..., p:, :])

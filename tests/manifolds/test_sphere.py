@@ -62,7 +62,7 @@ def test_slerp_is_symmetric_and_additive_and_turns_with_its_ends(d, dtype):
         further = sphere.slerp(point, y, jnp.asarray(0.3, dtype))
         expected = sphere.slerp(x, y, t + jnp.asarray(0.3, dtype) * (rest - t))
         assert (chord(further, expected)[near] <= 16 * eps(dtype)).all()
-        O = rotation(KEY, d, dtype)  # noqa: E741
+        O = rotation(3, d, dtype)  # noqa: E741
         with jax.default_matmul_precision("highest"):
             turned = sphere.slerp(x @ O.T, y @ O.T, t)
             assert (chord(turned, point @ O.T) <= 4 * bound).all()
