@@ -22,6 +22,7 @@ from fedgeo.data.streams import Streams as Streams
 from fedgeo.data.streams import from_arrays as from_arrays
 from fedgeo.data.streams import msl as msl
 from fedgeo.data.streams import smap as smap
+from fedgeo.data.streams import smd as smd
 from fedgeo.data.streams import split as split
 from fedgeo.data.streams import temporal_split as temporal_split
 from fedgeo.data.tables import Split as Split

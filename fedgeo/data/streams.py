@@ -6,6 +6,7 @@ normal rows and 1 for anomalous ones, and no function of this module lets them t
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -132,6 +133,36 @@ def msl(root: str | os.PathLike[str] | None = None) -> Streams:
     return _telemanom(root, "MSL")
 
 
+def smd(root: str | os.PathLike[str] | None = None) -> Streams:
+    """Server Machine Dataset: one client a machine found, 38 channels, in the layout published with OmniAnomaly.
+
+    The published set holds 28 machines; all that the folder holds are read, in the order of their numbers.
+
+    Args:
+        root: the folder that contains ``SMD``, or that folder itself; by default ``$FEDGEO_DATA``.
+
+    References:
+        Su et al. (2019), Robust Anomaly Detection for Multivariate Time Series through Stochastic Recurrent Neural
+        Network.
+    """
+    folder = data_folder(root, "SMD", _OMNI)
+    machines = {path.stem for part in _SMD_PARTS for path in (folder / part).glob("machine-*.txt")}
+    if not machines:
+        raise FileNotFoundError(f"no machine-*.txt in {folder}. {_SMD_LAYOUT}, as published by {_OMNI}.")
+    train: dict[str, np.ndarray] = {}
+    test: dict[str, np.ndarray] = {}
+    labels: dict[str, np.ndarray] = {}
+    for name in sorted(machines, key=lambda machine: [int(n) for n in re.findall(r"\d+", machine)]):
+        for part, into in zip(_SMD_PARTS, (train, test, labels), strict=True):
+            into[name] = _text_file(folder / part / f"{name}.txt")
+        if labels[name].shape[1] != 1:
+            raise ValueError(
+                f"client {name}, labels: got {labels[name].shape[1]} columns, want one label a row"
+            )
+        labels[name] = labels[name][:, 0]
+    return from_arrays(train, test, labels, name="SMD")
+
+
 def temporal_split(x: np.ndarray, validation: float = 0.15) -> tuple[np.ndarray, np.ndarray]:
     """Cut one stream ``(T, C)`` in time: the first rows to train on, the last share to validate on."""
     if not 0.0 <= validation < 1.0:
@@ -172,6 +203,11 @@ def data_folder(root: str | os.PathLike[str] | None, name: str, publisher: str) 
 _TELEMANOM = "khundman/telemanom on GitHub"
 _TELEMANOM_LAYOUT = "Want SMAP_MSL/labeled_anomalies.csv, SMAP_MSL/train/*.npy and SMAP_MSL/test/*.npy"
 _TELEMANOM_COLUMNS = ("chan_id", "spacecraft", "anomaly_sequences", "num_values")
+
+
+_OMNI = "NetManAIOps/OmniAnomaly on GitHub"
+_SMD_PARTS = ("train", "test", "test_label")
+_SMD_LAYOUT = "Want SMD/train/machine-*.txt, SMD/test/machine-*.txt and SMD/test_label/machine-*.txt"
 
 
 def _telemanom(root: str | os.PathLike[str] | None, spacecraft: str) -> Streams:
@@ -222,6 +258,17 @@ def _array_file(path: Path) -> np.ndarray:
         return np.load(_existing(path), allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is not a readable .npy file ({error}); fetch it again") from error
+
+
+def _text_file(path: Path) -> np.ndarray:
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}. {_SMD_LAYOUT}, as published by {_OMNI}.")
+    try:
+        return pd.read_csv(path, header=None, dtype=np.float64).to_numpy()
+    except ValueError as error:  # pandas' parser errors are of this type
+        raise ValueError(
+            f"{path} is not a table of comma-separated numbers ({error}); fetch it again"
+        ) from error
 
 
 def _named(clients: Clients, part: str) -> dict[str, Any]:

@@ -97,6 +97,40 @@ def test_broken_files_are_named(published: Path) -> None:
         streams.smap(published)
 
 
+@pytest.fixture
+def machines(tmp_path: Path) -> Path:
+    for part, columns in (("train", 2), ("test", 2), ("test_label", 1)):
+        (tmp_path / "SMD" / part).mkdir(parents=True)
+        for name, rows in (("machine-1-10", 6), ("machine-1-2", 4)):
+            values = np.arange(rows * columns).reshape(rows, columns) % 2
+            np.savetxt(tmp_path / "SMD" / part / f"{name}.txt", values, fmt="%.6f", delimiter=",")
+    return tmp_path
+
+
+def test_smd_layout_is_read_in_the_order_of_the_machines(machines: Path) -> None:
+    smd = streams.smd(machines)
+    assert smd.names == ("machine-1-2", "machine-1-10")
+    assert smd.train["machine-1-10"].shape == (6, 2)
+    assert smd.labels["machine-1-2"].tolist() == [0, 1, 0, 1]
+    assert len(smd.channels) == 2
+
+
+def test_smd_files_that_are_absent_or_broken_are_named(machines: Path) -> None:
+    label = machines / "SMD" / "test_label" / "machine-1-2.txt"
+    label.write_text("0,1\n" * 4)
+    with pytest.raises(ValueError, match="client machine-1-2, labels: got 2 columns"):
+        streams.smd(machines)
+    label.write_text("zero\n" * 4)
+    with pytest.raises(ValueError, match=r"machine-1-2\.txt is not a table of comma-separated numbers"):
+        streams.smd(machines)
+    label.unlink()
+    with pytest.raises(FileNotFoundError, match=r"no file .*test_label/machine-1-2\.txt.*OmniAnomaly"):
+        streams.smd(machines)
+    (machines / "nothing" / "SMD").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"no machine-\*\.txt in .*Want SMD/train"):
+        streams.smd(machines / "nothing")
+
+
 def test_from_arrays_keeps_values_names_and_order() -> None:
     train, test = _clients({"b": 8, "a": 5}), _clients({"a": 4, "b": 6})
     labels = {"a": [0, 1, 1, 0], "b": np.zeros(6, dtype=bool)}
@@ -187,3 +221,19 @@ def test_published_sets_have_their_published_counts(
     assert summary["test_rows"].sum() == rows
     assert round(summary["anomalies"].sum() / rows, 4) == anomalies
     assert summary["segments"].min() >= 1
+
+
+@pytest.mark.slow
+def test_published_machines_have_their_published_shape(data_root: Path) -> None:
+    """The published set has 28 machines; a copy may hold fewer."""
+    if not (data_root / "SMD").is_dir():
+        pytest.skip(f"no folder SMD in {data_root}")
+    smd = streams.smd(data_root)
+    assert len(smd.channels) == 38
+    assert 1 <= len(smd) <= 28
+    summary = smd.summary()
+    assert summary["train_rows"].min() > 20_000
+    assert summary["segments"].min() >= 1
+    if len(smd) == 28:
+        assert summary["train_rows"].sum() == 708_405
+        assert summary["test_rows"].sum() == 708_420
