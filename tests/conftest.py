@@ -14,6 +14,7 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[1]
 CACHE = REPOSITORY / ".cache"
+DATA_SETS = ("SMAP_MSL", "SMD", "titanic", "adult")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(CACHE / "jax"))
@@ -27,15 +28,15 @@ def data_root() -> Path:
         return Path(root)
     unpack = REPOSITORY.parent / "shared" / "data" / "unpack.py"
     if not unpack.exists():
-        pytest.skip("no real data: set FEDGEO_DATA to a folder with SMAP_MSL in its published layout")
+        pytest.skip("no real data: set FEDGEO_DATA to a folder with data sets in their published layouts")
     root = CACHE / "data"
-    if not root.exists():
-        CACHE.mkdir(exist_ok=True)
-        partial = Path(
-            tempfile.mkdtemp(dir=CACHE)
-        )  # an interrupted run leaves nothing half-written at ``root``
-        subprocess.run(
-            [sys.executable, str(unpack), str(partial), "SMAP_MSL"], check=True, capture_output=True
-        )
-        partial.rename(root)
+    for name in DATA_SETS:
+        if not (root / name).exists():
+            root.mkdir(parents=True, exist_ok=True)
+            partial = Path(
+                tempfile.mkdtemp(dir=CACHE)
+            )  # an interrupted run leaves nothing half-written in ``root``
+            subprocess.run([sys.executable, str(unpack), str(partial), name], check=True, capture_output=True)
+            (partial / name).rename(root / name)
+            partial.rmdir()
     return root

@@ -9,6 +9,8 @@ from fedgeo.data.plants import plants as plants
 from fedgeo.data.scaling import Moments as Moments
 from fedgeo.data.scaling import Scaler as Scaler
 from fedgeo.data.scaling import constant_channels as constant_channels
+from fedgeo.data.scaling import federated_quantiles as federated_quantiles
+from fedgeo.data.scaling import federated_robust_scaler as federated_robust_scaler
 from fedgeo.data.scaling import federated_scaler as federated_scaler
 from fedgeo.data.scaling import fit_scaler as fit_scaler
 from fedgeo.data.scaling import merge as merge
@@ -27,6 +29,9 @@ from fedgeo.data.streams import split as split
 from fedgeo.data.streams import temporal_split as temporal_split
 from fedgeo.data.tables import Split as Split
 from fedgeo.data.tables import Table as Table
+from fedgeo.data.tables import adult as adult
 from fedgeo.data.tables import breast_cancer as breast_cancer
+from fedgeo.data.tables import covertype as covertype
 from fedgeo.data.tables import iris as iris
 from fedgeo.data.tables import stratified_split as stratified_split
+from fedgeo.data.tables import titanic as titanic

@@ -19,12 +19,12 @@ class Moments(NamedTuple):
     """What a client reveals of its rows to fit a scaler.
 
     Attributes:
-        rows: their number.
-        mean: ``(C,)``; zeros for a client without rows.
+        rows: ``(C,)`` number of rows with a value in each column.
+        mean: ``(C,)``; zeros for columns without a value.
         m2: ``(C,)`` sums of squared deviations from ``mean``.
     """
 
-    rows: int
+    rows: np.ndarray
     mean: np.ndarray
     m2: np.ndarray
 
@@ -54,12 +54,18 @@ class Scaler:
 
 
 def moments(x: np.ndarray) -> Moments:
-    """Count, mean and squared deviations of rows ``(N, C)``; exact for a constant column of any size."""
-    if len(x) == 0:
-        return Moments(0, np.zeros(x.shape[1]), np.zeros(x.shape[1]))
-    shifted = x - x[0]  # keeps a large offset out of the sums
-    mean = shifted.mean(axis=0)
-    return Moments(len(x), x[0] + mean, np.square(shifted - mean).sum(axis=0))
+    """Count, mean and squared deviations of rows ``(N, C)``; NaN is a missing value and left out.
+
+    Exact for a constant column of any size.
+    """
+    known = ~np.isnan(x)
+    rows = known.sum(axis=0)
+    first = x[known.argmax(axis=0), np.arange(x.shape[1])] if len(x) else np.zeros(x.shape[1])
+    first = np.where(rows > 0, first, 0.0)
+    shifted = np.where(known, x - first, 0.0)  # keeps a large offset out of the sums
+    mean = shifted.sum(axis=0) / np.maximum(rows, 1)
+    m2 = np.square(np.where(known, shifted - mean, 0.0)).sum(axis=0)
+    return Moments(rows, first + mean, m2)
 
 
 def merge(parts: Iterable[Moments]) -> Moments:
@@ -75,15 +81,11 @@ def merge(parts: Iterable[Moments]) -> Moments:
     for part in parts[1:]:
         if len(part.mean) != len(total.mean):
             raise ValueError(f"moments of {len(total.mean)} and of {len(part.mean)} columns do not merge")
-        if part.rows == 0:
-            continue
-        if total.rows == 0:
-            total = part
-            continue
         rows = total.rows + part.rows
-        gap = part.mean - total.mean
-        mean = total.mean + gap * (part.rows / rows)
-        m2 = total.m2 + part.m2 + np.square(gap) * (total.rows * part.rows / rows)
+        share = part.rows / np.maximum(rows, 1)
+        gap = np.where(part.rows > 0, part.mean - total.mean, 0.0)
+        mean = np.where(total.rows > 0, total.mean + gap * share, part.mean)
+        m2 = total.m2 + part.m2 + np.square(gap) * total.rows * share
         total = Moments(rows, mean, m2)
     return total
 
@@ -92,16 +94,16 @@ def standard(fitted: Moments, *, clip: float = math.inf) -> Scaler:
     """Zero mean and unit population standard deviation; a column without variance keeps scale 1.
 
     A deviation at the level of rounding, a few units in the last place of the mean, counts as none. Without
-    any rows the scaler is the identity.
+    any value a column is left as it is.
     """
     if not clip > 0:
         raise ValueError(f"clip={clip}; want a positive bound, or infinity for none")
-    sd = np.sqrt(fitted.m2 / max(fitted.rows, 1))
+    sd = np.sqrt(fitted.m2 / np.maximum(fitted.rows, 1))
     if not (np.isfinite(sd).all() and np.isfinite(fitted.mean).all()):
         column = int(np.argmin(np.isfinite(sd) & np.isfinite(fitted.mean)))
-        raise ValueError(f"column {column} has no finite moments; remove NaN, infinite or huge values first")
+        raise ValueError(f"column {column} has no finite moments; remove infinite or huge values first")
     flat = sd <= 8 * np.finfo(np.float64).eps * np.abs(fitted.mean)
-    constant = tuple(int(c) for c in np.flatnonzero(flat)) if fitted.rows else ()
+    constant = tuple(int(c) for c in np.flatnonzero(flat & (fitted.rows > 0)))
     return Scaler(fitted.mean, np.where(flat, 1.0, sd), constant, clip)
 
 
@@ -113,6 +115,61 @@ def fit_scaler(x: np.ndarray, *, clip: float = math.inf) -> Scaler:
 def federated_scaler(clients: Iterable[np.ndarray], *, clip: float = math.inf) -> Scaler:
     """The standard scaler of all clients' rows, equal to the one of the pooled rows, from K moments alone."""
     return standard(merge(moments(x) for x in clients), clip=clip)
+
+
+def federated_quantiles(
+    clients: Iterable[np.ndarray], shares: Iterable[float], *, exchanges: int = 60
+) -> np.ndarray:
+    """Quantiles of all clients' rows together, from counts alone, by bisection.
+
+    In each exchange the server names a value for every quantile and column, and each client answers how many
+    of its values do not exceed it. The result exceeds the smallest value that at least that share of all rows
+    does not exceed by at most ``2**-exchanges`` of the column's range, and never falls below it.
+
+    Args:
+        clients: rows ``(N, C)``; NaN is a missing value.
+        shares: Q shares in (0, 1].
+        exchanges: halvings of the range.
+
+    Returns:
+        ``(Q, C)``; 0 for columns without a value.
+    """
+    parts = [x for x in clients if len(x)]
+    q = np.asarray(list(shares), dtype=np.float64)[:, None]
+    if not parts:
+        raise ValueError("no rows to take quantiles of; want at least one client with rows")
+    if not ((q > 0) & (q <= 1)).all():
+        raise ValueError(f"shares={q.ravel().tolist()}; want values in (0, 1]")
+    known = sum((~np.isnan(x)).sum(axis=0) for x in parts)
+    lowest = np.min([np.where(np.isnan(x), np.inf, x).min(axis=0) for x in parts], axis=0)
+    highest = np.max([np.where(np.isnan(x), -np.inf, x).max(axis=0) for x in parts], axis=0)
+    lowest, highest = np.where(known > 0, lowest, 0.0), np.where(known > 0, highest, 0.0)
+    needed = np.ceil(q * known - 1e-9)
+    low = np.broadcast_to(np.nextafter(lowest, -np.inf), (len(q), len(lowest))).copy()
+    high = np.broadcast_to(highest, low.shape).copy()
+    for _ in range(exchanges):
+        middle = low + (high - low) / 2
+        enough = sum(_at_most(x, middle) for x in parts) >= needed
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high
+
+
+def _at_most(x: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """How many rows do not exceed each of the values ``(Q, C)``."""
+    return np.array([(x <= row).sum(axis=0) for row in values])
+
+
+def federated_robust_scaler(clients: Iterable[np.ndarray], *, clip: float = math.inf) -> Scaler:
+    """Zero median and unit interquartile range of all clients' rows, by :func:`federated_quantiles`.
+
+    Quartiles are values of the data, not interpolated between two of them. A column without a range keeps
+    scale 1, and is called constant only if it does not vary at all.
+    """
+    clients = list(clients)
+    first, median, third = federated_quantiles(clients, (0.25, 0.5, 0.75))
+    spread = third - first
+    flat = spread <= 8 * np.finfo(np.float64).eps * np.maximum(np.abs(first), np.abs(third))
+    return Scaler(median, np.where(flat, 1.0, spread), standard(merge(map(moments, clients))).constant, clip)
 
 
 def standardise(

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-ROOT_VARIABLE = "FEDGEO_DATA"
-"""Environment variable that names the data folder when a loader gets no ``root``."""
+from fedgeo.data.files import data_folder, existing
 
 Clients = Mapping[str, Any] | Sequence[Any] | np.ndarray
 """One array ``(T, C)`` or data frame a client, by name or in order."""
@@ -148,7 +147,7 @@ def smd(root: str | os.PathLike[str] | None = None) -> Streams:
     folder = data_folder(root, "SMD", _OMNI)
     machines = {path.stem for part in _SMD_PARTS for path in (folder / part).glob("machine-*.txt")}
     if not machines:
-        raise FileNotFoundError(f"no machine-*.txt in {folder}. {_SMD_LAYOUT}, as published by {_OMNI}.")
+        raise FileNotFoundError(f"no machine-*.txt in {folder}. {_SMD_LAYOUT}.")
     train: dict[str, np.ndarray] = {}
     test: dict[str, np.ndarray] = {}
     labels: dict[str, np.ndarray] = {}
@@ -179,40 +178,25 @@ def split(
     return {n: head for n, (head, _) in cut.items()}, {n: tail for n, (_, tail) in cut.items()}
 
 
-def data_folder(root: str | os.PathLike[str] | None, name: str, publisher: str) -> Path:
-    """The folder of one data set, from the folder that holds it, from itself or from the environment.
-
-    Raises:
-        FileNotFoundError: says what was looked for, and where the data come from.
-    """
-    remedy = (
-        f"Get the data from their publisher ({publisher}), then pass root= or set {ROOT_VARIABLE} "
-        f"to the folder that contains {name}."
-    )
-    given = os.environ.get(ROOT_VARIABLE) if root is None else root
-    if not given:
-        raise FileNotFoundError(f"no data folder: root is None and {ROOT_VARIABLE} is not set. {remedy}")
-    folder = Path(given).expanduser()
-    if (folder / name).is_dir():
-        return folder / name
-    if folder.name == name and folder.is_dir():
-        return folder
-    raise FileNotFoundError(f"no folder {folder / name}. {remedy}")
-
-
 _TELEMANOM = "khundman/telemanom on GitHub"
-_TELEMANOM_LAYOUT = "Want SMAP_MSL/labeled_anomalies.csv, SMAP_MSL/train/*.npy and SMAP_MSL/test/*.npy"
+_TELEMANOM_LAYOUT = (
+    "Want SMAP_MSL/labeled_anomalies.csv, SMAP_MSL/train/*.npy and SMAP_MSL/test/*.npy, "
+    f"as published by {_TELEMANOM}"
+)
 _TELEMANOM_COLUMNS = ("chan_id", "spacecraft", "anomaly_sequences", "num_values")
 
 
 _OMNI = "NetManAIOps/OmniAnomaly on GitHub"
 _SMD_PARTS = ("train", "test", "test_label")
-_SMD_LAYOUT = "Want SMD/train/machine-*.txt, SMD/test/machine-*.txt and SMD/test_label/machine-*.txt"
+_SMD_LAYOUT = (
+    "Want SMD/train/machine-*.txt, SMD/test/machine-*.txt and SMD/test_label/machine-*.txt, "
+    f"as published by {_OMNI}"
+)
 
 
 def _telemanom(root: str | os.PathLike[str] | None, spacecraft: str) -> Streams:
     folder = data_folder(root, "SMAP_MSL", _TELEMANOM)
-    table_path = _existing(folder / "labeled_anomalies.csv")
+    table_path = existing(folder / "labeled_anomalies.csv", _TELEMANOM_LAYOUT)
     table = pd.read_csv(table_path)
     absent = [c for c in _TELEMANOM_COLUMNS if c not in table.columns]
     if absent:
@@ -247,22 +231,15 @@ def _span_labels(rows: pd.DataFrame, x: np.ndarray, client: str) -> np.ndarray:
     return y
 
 
-def _existing(path: Path) -> Path:
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}. {_TELEMANOM_LAYOUT}, as published by {_TELEMANOM}.")
-    return path
-
-
 def _array_file(path: Path) -> np.ndarray:
     try:
-        return np.load(_existing(path), allow_pickle=False)
+        return np.load(existing(path, _TELEMANOM_LAYOUT), allow_pickle=False)
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is not a readable .npy file ({error}); fetch it again") from error
 
 
 def _text_file(path: Path) -> np.ndarray:
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}. {_SMD_LAYOUT}, as published by {_OMNI}.")
+    existing(path, _SMD_LAYOUT)
     try:
         return pd.read_csv(path, header=None, dtype=np.float64).to_numpy()
     except ValueError as error:  # pandas' parser errors are of this type

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import RobustScaler, StandardScaler
 
 from fedgeo.data import scaling
 from fedgeo.data.streams import from_arrays
@@ -38,9 +38,9 @@ def test_long_streams_with_a_large_offset_keep_ten_digits() -> None:
 def test_merging_is_independent_of_the_order_and_skips_empty_clients() -> None:
     rng = np.random.default_rng(1)
     parts = [scaling.moments(rng.normal(k, 1 + k, size=(5 * k, 2))) for k in range(4)]
-    assert parts[0].rows == 0
+    assert parts[0].rows.tolist() == [0, 0]
     forward, backward = scaling.merge(parts), scaling.merge(parts[::-1])
-    assert forward.rows == backward.rows == 30
+    assert forward.rows.tolist() == backward.rows.tolist() == [30, 30]
     np.testing.assert_allclose(forward.mean, backward.mean, rtol=1e-12)
     np.testing.assert_allclose(forward.m2, backward.m2, rtol=1e-12)
     with pytest.raises(ValueError, match="no moments to merge"):
@@ -113,3 +113,66 @@ def test_standardise_by_federation_shares_one_scaler_and_names_constant_channels
     assert scaling.constant_channels(scalers, ("p", "q")) == {"a": ("q",), "b": ("q",)}
     with pytest.raises(ValueError, match='by=\'plant\'; want "client" or "federation"'):
         scaling.standardise(from_arrays(train), by="plant")  # type: ignore[arg-type]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30), min_size=1, max_size=5).filter(lambda sizes: sum(sizes) > 0),
+    missing=st.sampled_from([0.0, 0.3, 1.0]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_missing_values_are_left_out(sizes: list[int], missing: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    clients = [rng.normal(5.0, 2.0, size=(n, 3)) for n in sizes]
+    for x in clients:
+        x[rng.random(x.shape) < missing] = np.nan
+        x[:, 2] = np.nan  # a column that nobody knows
+    pooled = np.concatenate(clients)
+    fitted = scaling.merge(map(scaling.moments, clients))
+    assert fitted.rows.tolist() == (~np.isnan(pooled)).sum(axis=0).tolist()
+    for c in range(3):
+        known = pooled[~np.isnan(pooled[:, c]), c]
+        np.testing.assert_allclose(fitted.mean[c], known.mean() if len(known) else 0.0, rtol=1e-12)
+        np.testing.assert_allclose(
+            fitted.m2[c], known.var() * len(known) if len(known) else 0.0, rtol=1e-9, atol=1e-12
+        )
+    scaler = scaling.federated_scaler(clients)
+    assert np.isfinite(scaler.center).all()
+    assert (scaler.scale > 0).all()
+    assert scaler.scale[2] == 1.0
+    assert 2 not in scaler.constant
+
+
+@given(
+    values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40),
+    cuts=st.lists(st.integers(0, 40), max_size=3),
+    share=st.floats(0.01, 1.0),
+)
+def test_federated_quantiles_are_those_of_the_pooled_rows(
+    values: list[float], cuts: list[int], share: float
+) -> None:
+    x = np.array(values)[:, None]
+    clients = np.split(x, np.array(sorted(min(c, len(x)) for c in cuts), dtype=int))
+    got = scaling.federated_quantiles(clients, [share])
+    want = np.quantile(x, share, axis=0, method="inverted_cdf")
+    assert np.isfinite(got).all()
+    slack = 2.0**-50 * max(np.ptp(x), 1e-300) + 1e-9 * abs(want.item())
+    np.testing.assert_allclose(got[0], want, rtol=0, atol=slack)
+
+
+def test_federated_robust_scaler_agrees_with_the_pooled_one() -> None:
+    rng = np.random.default_rng(3)
+    x = np.column_stack(
+        [rng.standard_t(2, 4001), rng.exponential(10.0, 4001), rng.random(4001) < 0.1, np.full(4001, 3.0)]
+    )
+    fitted = scaling.federated_robust_scaler(np.array_split(x, 4))
+    pooled = RobustScaler().fit(x)  # interpolates, but 4001 rows have their quartiles on rows
+    np.testing.assert_allclose(fitted.center, pooled.center_, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(fitted.scale, pooled.scale_, rtol=1e-12)
+    assert fitted.constant == (3,)
+
+
+def test_quantiles_refuse_what_they_cannot_answer() -> None:
+    with pytest.raises(ValueError, match="at least one client with rows"):
+        scaling.federated_quantiles([np.zeros((0, 2))], [0.5])
+    with pytest.raises(ValueError, match=r"want values in \(0, 1\]"):
+        scaling.federated_quantiles([np.ones((3, 2))], [0.0])

@@ -1,3 +1,7 @@
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -53,3 +57,105 @@ def test_split_names_the_class_that_is_too_small() -> None:
         tables.stratified_split(np.array([], dtype=int))
     with pytest.raises(ValueError, match=r"shares=\(0.5, 0.5, 0.5\); want three positive shares"):
         tables.stratified_split(np.zeros(9), shares=(0.5, 0.5, 0.5))
+
+
+def test_titanic_of_the_publisher(data_root: Path) -> None:
+    table = tables.titanic(data_root)
+    assert table.x.shape == (891, 10)
+    assert np.bincount(table.y).tolist() == [549, 342]
+    assert table.features[:5] == ("Pclass", "Age", "SibSp", "Parch", "Fare")
+    missing = dict(zip(table.features, np.isnan(table.x).sum(axis=0).tolist(), strict=True))
+    assert {name: count for name, count in missing.items() if count} == {"Age": 177}
+    ports = table.x[:, [table.features.index(f"Embarked={port}") for port in "CQS"]]
+    assert ports.sum(axis=0).tolist() == [168, 77, 644]
+    assert (ports.sum(axis=1) == 0).sum() == 2  # unknown ports
+    assert table.skewed
+
+
+def test_adult_of_the_publisher(data_root: Path) -> None:
+    table = tables.adult(data_root)
+    assert len(table) == 32_561 + 16_281
+    assert np.bincount(table.y).tolist() == [37_155, 11_687]
+    assert not np.isnan(table.x).any()
+    occupations = [k for k, name in enumerate(table.features) if name.startswith("occupation=")]
+    assert len(occupations) == 14
+    assert (table.x[:, occupations].sum(axis=1) == 0).sum() == 1_843 + 966  # question marks
+    assert len(tables.adult(data_root / "adult")) == len(table)
+
+
+def small_root(tmp_path: Path) -> Path:
+    """The three sets in their layouts, a few rows each."""
+    for name in ("titanic", "adult", "covertype"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "titanic" / "train.csv").write_text(
+        "PassengerId,Survived,Pclass,Name,Sex,Age,SibSp,Parch,Ticket,Fare,Cabin,Embarked\n"
+        '1,0,3,"A, B",male,22,1,0,x,7.25,,S\n2,1,1,"C, D",female,,0,0,y,71.5,C85,\n'
+    )
+    row = "39, State-gov, 77516, Bachelors, 13, Divorced, Sales, Wife, White, Male, 2174, 0, 40, {}, {}\n"
+    (tmp_path / "adult" / "adult.data").write_text(
+        row.format("Cuba", "<=50K") + row.format("?", ">50K") + "\n"
+    )
+    (tmp_path / "adult" / "adult.test").write_text("|1x3 Cross validator\n" + row.format("Peru", "<=50K."))
+    cover = np.zeros((6, 55), int)
+    cover[:, 0], cover[:, -1] = 2000 + np.arange(6), [1, 2, 3, 7, 1, 1]
+    with gzip.open(tmp_path / "covertype" / "covtype.data.gz", "wt") as file:
+        np.savetxt(file, cover, fmt="%d", delimiter=",")
+    return tmp_path
+
+
+def test_missing_numbers_and_categories_are_told_apart(tmp_path: Path) -> None:
+    root = small_root(tmp_path)
+    titanic = tables.titanic(root)
+    assert titanic.features[5:] == ("Sex=female", "Sex=male", "Embarked=S")
+    np.testing.assert_array_equal(titanic.x, [[3, 22, 1, 0, 7.25, 0, 1, 1], [1, np.nan, 0, 0, 71.5, 1, 0, 0]])
+    adult = tables.adult(root)
+    assert adult.y.tolist() == [0, 1, 0]
+    countries = [k for k, name in enumerate(adult.features) if name.startswith("native-country=")]
+    np.testing.assert_array_equal(adult.x[:, countries], [[1, 0], [0, 0], [0, 1]])
+
+
+def test_covertype_is_read_whole_or_as_a_seeded_sample(tmp_path: Path) -> None:
+    root = small_root(tmp_path)
+    whole = tables.covertype(root)
+    assert whole.x.shape == (6, 54)
+    assert whole.y.tolist() == [0, 1, 2, 6, 0, 0]
+    assert len(whole.classes) == 7
+    part = tables.covertype(root, rows=3, seed=1)
+    np.testing.assert_array_equal(part.x, tables.covertype(root, rows=3, seed=1).x)
+    assert len({tuple(row) for row in part.x}) == 3
+    assert part.name == "covertype (3 rows)"
+    with pytest.raises(ValueError, match="rows=7; want between 1 and the 6 rows"):
+        tables.covertype(root, rows=7)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "load", "message"),
+    [
+        ("titanic/train.csv", "Survived,Age\n1,2\n", tables.titanic, "lacks the columns Pclass"),
+        ("titanic/train.csv", "", tables.titanic, "no readable CSV"),
+        (
+            "titanic/train.csv",
+            "Survived,Pclass,Sex,Age,SibSp,Parch,Fare,Embarked\n2,1,male,1,1,1,1,S\n",
+            tables.titanic,
+            "class 2; want one of 0, 1",
+        ),
+        (
+            "titanic/train.csv",
+            "Survived,Pclass,Sex,Age,SibSp,Parch,Fare,Embarked\n1,1,male,old,1,1,1,S\n",
+            tables.titanic,
+            "column Age holds what is no number",
+        ),
+        ("adult/adult.test", None, tables.adult, "Want adult/adult.data and adult/adult.test"),
+        ("covertype/covtype.data.gz", "1,2,3\n", tables.covertype, "no readable CSV|3 columns"),
+    ],
+)
+def test_damaged_files_are_named(
+    tmp_path: Path, file: str, text: str | None, load: Callable, message: str
+) -> None:
+    path = small_root(tmp_path) / file
+    path.unlink()
+    if text is not None:
+        path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as caught:
+        load(tmp_path)
+    assert path.name in str(caught.value) or path.parent.name in str(caught.value)
