@@ -148,7 +148,9 @@ def figure(rows: list[Row]) -> plt.Figure:
         axes[0].plot(t, norms.mean(1), color=color, label=method)
         axes[0].fill_between(t, *np.percentile(norms, [5, 95], axis=1), color=color, alpha=0.2, linewidth=0)
         middles = (t[1:] + t[:-1]) / 2
-        axes[1].plot(middles, jax.vmap(speed_of(angle_along(path, x[:1], y[:1])))(middles), color=color)
+        axes[1].plot(
+            middles, jax.vmap(speed_of(angle_along(path, x[:1], y[:1])))(middles), color=color, label=method
+        )
         variances = [
             r.value for r in rows if (r.method, r.quantity) == (method, f"variance of {STEPS} increments")
         ]
@@ -157,7 +159,7 @@ def figure(rows: list[Row]) -> plt.Figure:
     axes[1].set(title=f"angular velocity at {DEGREES}°", xlabel="fraction t", ylabel="rad per unit of t")
     axes[2].set(title=f"variance of {STEPS} increments", xlim=(-0.5, 1.5), xticks=(0, 1))
     axes[2].set_xticklabels(["float32", "float64"])
-    axes[0].legend(frameon=False, loc="center right")
+    axes[1].legend(frameon=False, loc="upper right")
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
     return panels
@@ -221,8 +223,9 @@ def explanation(rows: list[Row]) -> str:
     speed = value(derivative, "LERP", "float64")
     return (
         f"The paper's ratio of 10^9 is a quotient of two numbers that measure something else. The numerator is the "
-        f"variance of increments over {STEPS} steps, {lerp64:.3g}, not of the derivative that it names, {speed:.3g}: "
-        f"it shrinks with the square of the number of steps. The denominator is the rounding of an exact zero: "
+        f"variance of increments over {STEPS} steps, {lerp64:.3g}, not of the derivative that it names, {speed:.3g}; "
+        f"it falls with the square of the number of steps, {speed:.3g} / {STEPS}^2 = {speed / STEPS**2:.3g}. "
+        f"The denominator is the rounding of an exact zero: "
         f"{slerp32:.1e} in float32 and {slerp64:.1e} in float64. So the same formula gives 10^"
         f"{np.log10(lerp32 / slerp32):.0f} or 10^{np.log10(lerp64 / slerp64):.0f}, by the choice of precision. What "
         f"stands is that LERP's angular speed varies {1 / np.cos(np.deg2rad(DEGREES / 2)) ** 2:.0f}-fold along the "

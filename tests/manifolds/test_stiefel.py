@@ -240,11 +240,14 @@ def test_derivatives_match_finite_differences(x64):
     check_derivatives(stiefel.project, (Y,), order=1)
 
 
-@pytest.mark.parametrize("method", ["qr", "polar", "cayley", "exp"])
-def test_retractions_differentiate_twice_also_at_zero(method, x64):
+@pytest.mark.parametrize(
+    ("method", "order"),
+    [("qr", 2), ("polar", 2), ("cayley", 1), ("exp", 1), slow("cayley", 2), slow("exp", 2)],
+)
+def test_retractions_differentiate_also_at_zero(method, order, x64):
     X, V = frames_and_steps(0, (2, 6, 3), jnp.float64)
     move = stiefel.exp if method == "exp" else functools.partial(stiefel.retract, method=method)
-    check_derivatives(lambda V: move(X, V), (V.at[0].set(0),), order=2)
+    check_derivatives(lambda V: move(X, V), (V.at[0].set(0),), order)
 
 
 def test_align_differentiates(x64):
