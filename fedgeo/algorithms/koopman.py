@@ -1,12 +1,16 @@
 """Koopman models of windowed streams: lift, reduced operator, residual score. FedKAD, sections IV-A to IV-F."""
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fedgeo.protocol import Key
 from manifolds import linalg
+
+_matmul = functools.partial(jnp.matmul, precision="highest")
 
 
 class Lift(NamedTuple):
@@ -58,8 +62,7 @@ def random_lift(key: Key, channels: int, *, window: int = 20, size: int = 128) -
 def windows(x: jax.Array, window: int) -> jax.Array:
     """Windowed states of eq. 4, oldest row first: ``(T, C) -> (T-W+1, W C)``; row i ends at time i+W-1."""
     count = x.shape[0] - window + 1
-    rows = jnp.arange(count)[:, None] + jnp.arange(window)[None, :]
-    return x[rows].reshape(count, -1)
+    return jnp.concatenate([x[lag : lag + count] for lag in range(window)], axis=1)
 
 
 def fit_operator(pap: jax.Array, pbp: jax.Array, ridge: float) -> jax.Array:
@@ -114,21 +117,41 @@ def cap_spectrum(q: jax.Array, cap: float) -> jax.Array:
     return q * jnp.where(radius > cap, cap / jnp.where(radius > 0, radius, 1), 1)
 
 
+Residual = Literal["full", "newest"]
+Scale = Literal["none", "variance", "log"]
+
+
 class Detector(NamedTuple):
-    """What one device keeps: ``Phi(t+h)`` is predicted as ``basis operator^h basis' Phi(t)``.
+    """What one device keeps: ``Phi(t+h)`` is predicted as ``readout operator^(h-1) basis' Phi(t)``.
 
     Attributes:
         lift: eq. 7.
         basis: orthonormal, ``(D, r)``.
         operator: ``(r, r)``.
+        readout: ``(D, r)``; None for ``basis operator``, which keeps predictions in the span of the basis (the paper).
+        variance: ``(D,)`` of the training residuals, by entry; None where no score divides by it.
     """
 
     lift: Lift
     basis: jax.Array
     operator: jax.Array
+    readout: jax.Array | None = None
+    variance: jax.Array | None = None
+
+    def predicts(self) -> jax.Array:
+        """``(D, r)``: what ``basis' Phi(t)`` says of ``Phi(t+1)``."""
+        return _matmul(self.basis, self.operator) if self.readout is None else self.readout
 
 
-def residuals(detector: Detector, x: jax.Array, *, horizon: int = 1, chunk: int = 2048) -> jax.Array:
+def residuals(
+    detector: Detector,
+    x: jax.Array,
+    *,
+    horizon: int = 1,
+    residual: Residual = "full",
+    scale: Scale = "none",
+    chunk: int = 2048,
+) -> jax.Array:
     """Mean squared prediction error of section IV-F for every row of a stream.
 
     The error of the predictions made at t stands at t + H, the first time at which it can be known.
@@ -137,16 +160,120 @@ def residuals(detector: Detector, x: jax.Array, *, horizon: int = 1, chunk: int 
         detector: the model.
         x: ``(T, C)`` in time order, scaled as in training.
         horizon: H, at least 1.
+        residual: ``"full"`` counts all D entries of Phi (the paper), and so every row W times; ``"newest"`` only the C
+            entries that are new.
+        scale: ``"none"`` adds up squared errors ``e^2`` (the paper), ``"variance"`` adds ``e^2 / v``, v the variance
+            of each entry's training residual, ``"log"`` adds ``log(1 + e^2 / v)``, by which no single entry can
+            outweigh all others: the negative log-likelihood of independent Cauchy errors.
         chunk: rows lifted at a time, which bounds memory and changes no result.
 
     Returns:
         ``(T,)``; the first W - 1 + H are NaN.
     """
+
+    def total(errors: jax.Array) -> jax.Array:
+        return jnp.sum(errors, axis=-1)
+
+    return fold_errors(detector, x, total, (), horizon, residual, scale, chunk)
+
+
+def contributions(
+    detector: Detector,
+    x: jax.Array,
+    *,
+    horizon: int = 1,
+    residual: Residual = "full",
+    scale: Scale = "none",
+    chunk: int = 2048,
+) -> jax.Array:
+    """The parts of :func:`residuals` by channel, to tell which sensors caused an alarm.
+
+    Args:
+        detector: the model.
+        x: ``(T, C)``.
+        horizon: H.
+        residual: as for the score.
+        scale: as for the score.
+        chunk: rows lifted at a time.
+
+    Returns:
+        ``(T, C + 1)``, rows that add up to the score; the last column is the lift's part, which belongs to no single
+        channel and is 0 for ``residual="newest"``.
+    """
+    channels = x.shape[1]
+    wide = detector.lift.weight.shape[1]
+
+    def by_channel(errors: jax.Array) -> jax.Array:
+        rows = errors[:, :wide] if residual == "full" else errors
+        parts = jnp.sum(rows.reshape(len(errors), -1, channels), axis=1)
+        rest = jnp.sum(errors[:, wide:], axis=1, keepdims=True)
+        return jnp.concatenate([parts, rest], axis=1)
+
+    return fold_errors(detector, x, by_channel, (channels + 1,), horizon, residual, scale, chunk)
+
+
+def counted(
+    residual: Residual, scale: Scale, detector: Detector, channels: int
+) -> tuple[slice, jax.Array | None]:
+    """The entries of Phi that a score counts, and their variances where it divides by them.
+
+    Raises:
+        ValueError: an unknown name, or a scale for a detector without variances.
+    """
+    if residual not in ("full", "newest"):
+        raise ValueError(f'residual must be "full" or "newest", got {residual!r}')
+    if scale not in ("none", "variance", "log"):
+        raise ValueError(f'scale must be "none", "variance" or "log", got {scale!r}')
+    wide = detector.lift.weight.shape[1]
+    entries = slice(wide - channels, wide) if residual == "newest" else slice(None)
+    if scale == "none":
+        return entries, None
+    if detector.variance is None:
+        raise ValueError(f'scale="{scale}" needs a detector with variances; deploy it with the same scale')
+    return entries, detector.variance[entries]
+
+
+def rescale(errors: jax.Array, variance: jax.Array | None, scale: Scale) -> jax.Array:
+    """What each entry adds to the score, from its error ``(..., n)`` and variance ``(n,)``."""
+    squares = errors * errors
+    if variance is None:
+        return squares
+    squares = squares / jnp.expand_dims(variance, range(errors.ndim - 1))
+    return jnp.log1p(squares) if scale == "log" else squares
+
+
+def fold_errors(
+    detector: Detector,
+    x: jax.Array,
+    reduce: Callable[[jax.Array], jax.Array],
+    shape: tuple[int, ...],
+    horizon: int,
+    residual: Residual,
+    scale: Scale,
+    chunk: int,
+) -> jax.Array:
+    """``reduce`` of every row's rescaled errors, averaged over the horizon; what all scores are made of.
+
+    Args:
+        detector: the model.
+        x: ``(T, C)``.
+        reduce: ``(rows, n) -> (rows, *shape)``, of the entries that ``residual`` counts.
+        shape: of a row's result.
+        horizon: H.
+        residual: see :func:`residuals`.
+        scale: see :func:`residuals`.
+        chunk: rows lifted at a time.
+
+    Returns:
+        ``(T, *shape)``; the first W - 1 + H are NaN.
+    """
     steps, channels = x.shape
     window = detector.lift.window(channels)
+    entries, variance = counted(residual, scale, detector, channels)
+    readout = detector.predicts()[entries]
     count = steps - window + 1 - horizon  # predictions that can be checked
     if count <= 0:
-        return jnp.full(steps, jnp.nan, x.dtype)
+        return jnp.full((steps, *shape), jnp.nan, x.dtype)
     chunk = min(chunk, count)
     blocks = -(-count // chunk)
     padded = jnp.pad(x, ((0, blocks * chunk - count), (0, 0)))
@@ -155,16 +282,16 @@ def residuals(detector: Detector, x: jax.Array, *, horizon: int = 1, chunk: int 
     def block(start: jax.Array) -> jax.Array:
         rows = jax.lax.dynamic_slice_in_dim(padded, start, span)
         phi = detector.lift(windows(rows, window))
-        state = jnp.matmul(phi[:chunk], detector.basis, precision="highest")
-        total = jnp.zeros(chunk, x.dtype)
+        state = _matmul(phi[:chunk], detector.basis)
+        total = jnp.zeros((chunk, *shape), x.dtype)
         for h in range(1, horizon + 1):
-            state = jnp.matmul(state, detector.operator.T, precision="highest")
-            predicted = jnp.matmul(state, detector.basis.T, precision="highest")
-            total = total + jnp.sum((phi[h : h + chunk] - predicted) ** 2, axis=-1)
+            errors = phi[h : h + chunk, entries] - _matmul(state, readout.T)
+            total = total + reduce(rescale(errors, variance, scale))
+            state = _matmul(state, detector.operator.T)
         return total / horizon
 
-    errors = jax.lax.map(block, jnp.arange(blocks) * chunk).reshape(-1)[:count]
-    return jnp.concatenate([jnp.full(steps - count, jnp.nan, x.dtype), errors])
+    errors = jax.lax.map(block, jnp.arange(blocks) * chunk).reshape(-1, *shape)[:count]
+    return jnp.concatenate([jnp.full((steps - count, *shape), jnp.nan, x.dtype), errors])
 
 
 def smooth(scores: jax.Array, width: int) -> jax.Array:

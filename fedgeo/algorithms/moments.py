@@ -38,7 +38,7 @@ class Moments(NamedTuple):
         pairs: M, ``()``.
         xx: ``X X'``, ``(D, D)``.
         yx: ``Y X'``, ``(D, D)``.
-        yy: ``|Y|_F^2``, ``()``.
+        yy: the diagonal of ``Y Y'``, ``(D,)``; its sum is ``|Y|_F^2``.
     """
 
     pairs: jax.Array
@@ -106,7 +106,7 @@ def begin(lift: Lift, channels: int) -> Stream:
     """A :class:`Stream` of C channels of which no row has come yet."""
     window, dtype = lift.window(channels), lift.weight.dtype
     size = sum(lift.weight.shape)
-    none = Moments(*(jnp.zeros(shape, dtype) for shape in ((), (size, size), (size, size), ())))
+    none = Moments(*(jnp.zeros(shape, dtype) for shape in ((), (size, size), (size, size), (size,))))
     return Stream(none, jnp.zeros((window, channels), dtype), jnp.zeros(window, bool))
 
 
@@ -209,7 +209,7 @@ def _assemble(pairs: jax.Array, lags: jax.Array, gain: jax.Array, channels: int)
     yx = jnp.block(
         [[gram[channels:, :wide], lifted[:, channels:].T], [later, pair[channels:, hidden_size:].T]]
     )
-    return Moments(pairs, xx, yx, jnp.trace(xx) + jnp.trace(gain))
+    return Moments(pairs, xx, yx, jnp.diagonal(xx) + jnp.diagonal(gain))
 
 
 def _span_gram(first: jax.Array, gain: jax.Array, channels: int) -> jax.Array:

@@ -24,7 +24,7 @@ def dense(lift, x, mask, window):
         z = z.reshape(len(starts), window * x.shape[1])
         states.append(np.concatenate([z, np.tanh(z @ weight.T + bias)], axis=1))
     X, Y = states
-    return moments.Moments(np.float64(len(starts)), X.T @ X, Y.T @ X, np.sum(Y * Y))
+    return moments.Moments(np.float64(len(starts)), X.T @ X, Y.T @ X, np.sum(Y * Y, axis=0))
 
 
 def noise(seed, steps, channels):
@@ -143,7 +143,7 @@ def test_long_streams_lose_no_digits():
     z = z.transpose(0, 2, 1).reshape(len(z), -1)
     phi = np.concatenate([z, np.tanh(z @ weight.T + bias)], axis=1)
     X, Y = phi[:-1], phi[1:]
-    assert_close(got, moments.Moments(np.float64(len(X)), X.T @ X, Y.T @ X, np.sum(Y * Y)))
+    assert_close(got, moments.Moments(np.float64(len(X)), X.T @ X, Y.T @ X, np.sum(Y * Y, axis=0)))
 
 
 def test_float64_is_an_option_and_never_silently_float32():
