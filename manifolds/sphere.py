@@ -42,12 +42,11 @@ def _basis_vector(like: jax.Array, index: jax.Array | int) -> jax.Array:
     return (jax.lax.broadcasted_iota(jnp.int32, like.shape, like.ndim - 1) == index).astype(like.dtype)
 
 
-def _orthogonal(x: jax.Array) -> jax.Array:
-    """The unit tangent at x nearest to the less aligned of the first two axes."""
+def _spare_axis(x: jax.Array) -> _Triple:
+    """The less aligned of the first two axes, its entry of x and ``1 / sin`` of its angle to x."""
     first = jnp.abs(x[..., :1]) <= jnp.abs(x[..., 1:2])
     entry = jnp.where(first, x[..., :1], x[..., 1:2])
-    axis = _basis_vector(x, jnp.where(first, 0, 1))
-    return (axis - entry * x) / jnp.sqrt(1 - entry * entry)
+    return _basis_vector(x, jnp.where(first, 0, 1)), entry, 1 / jnp.sqrt(1 - entry * entry)
 
 
 @operation("y", core=1)
@@ -143,30 +142,43 @@ def exp(x: jax.Array, v: jax.Array) -> jax.Array:
 
 
 class _Arc(NamedTuple):
-    """The geodesic from x to y, ``cos(t angle) x + sin(t angle) direction``; fields keep the last axis."""
+    """The geodesic from x to y, ``cos(t angle) x + sin(t angle) direction``; all with a last axis of length 1.
 
-    direction: jax.Array
+    The direction is ``(b - radial x) / length`` with b the shorter of the chords ``y - x`` and ``y + x``, which
+    are exact where they are short: it survives at tiny and straight angles. Where points are equal or opposite
+    to rounding ``sine`` is 0 and the direction is that of the spare axis.
+    """
+
+    acute: jax.Array
+    radial: jax.Array
+    length: jax.Array
     cosine: jax.Array
     sine: jax.Array
     angle: jax.Array
 
 
 def _arc(x: jax.Array, y: jax.Array) -> _Arc:
-    """Accurate near 0 and near pi; ``sine`` is 0 for points that are equal or opposite to rounding."""
     difference, total, product = _chords(x, y)
     acute = difference <= total
-    # y - x and y + x are exact where they are small, which keeps the direction at tiny and straight angles.
-    b = jnp.where(acute, y - x, y + x)
     square = jnp.where(acute, difference, total)
     radial = jnp.where(acute, product - difference, total - product) / 2
     tangential = square - radial * radial
     # A chord that leans on x is the rounding of the norms and not an angle between the points.
-    resolved = (tangential > square / 4) & (tangential > jnp.finfo(x.dtype).tiny ** 0.5)
-    length = jnp.sqrt(jnp.where(resolved, tangential, 1))
-    direction = jnp.where(resolved, (b - radial * x) / length, _orthogonal(x))
-    cosine = jnp.where(resolved, (total - difference) / 4, jnp.where(acute, 1, -1).astype(x.dtype))
-    sine = jnp.where(resolved, length, 0)
-    return _Arc(direction, cosine, sine, jnp.arctan2(sine, cosine))
+    is_open = (tangential > square / 4) & (tangential > jnp.finfo(x.dtype).tiny ** 0.5)
+    length = jnp.sqrt(jnp.where(is_open, tangential, 1))
+    cosine = jnp.where(is_open, (total - difference) / 4, jnp.where(acute, 1, -1).astype(x.dtype))
+    sine = jnp.where(is_open, length, 0)
+    return _Arc(acute, radial, length, cosine, sine, jnp.arctan2(sine, cosine))
+
+
+def _combine(arc: _Arc, x: jax.Array, y: jax.Array, along: jax.Array, across: jax.Array) -> jax.Array:
+    """``along x + across direction``, as one pass over d with coefficients that do not depend on it."""
+    axis, entry, scale = _spare_axis(x)
+    is_open = arc.sine > 0
+    step = jnp.where(is_open, across / arc.length, 0)
+    turn = jnp.where(is_open, 0, across * scale)
+    chord = jnp.where(arc.acute, y - x, y + x)
+    return (along - step * arc.radial - turn * entry) * x + step * chord + turn * axis
 
 
 @jax.custom_jvp
@@ -209,8 +221,9 @@ def log(x: jax.Array, y: jax.Array) -> jax.Array:
     """
     x, y = _point(x), _point(y)
     arc = _arc(x, y)
-    closed = jnp.where(arc.cosine >= 0, _tangent(x, y - x), jnp.pi * arc.direction)
-    return jnp.where(arc.sine > 0, arc.angle * arc.direction, closed)
+    vector = _combine(arc, x, y, jnp.zeros_like(arc.angle), arc.angle)
+    # Closed arcs of angle 0 still have a derivative, and angles below the square root of the smallest number.
+    return jnp.where((arc.sine > 0) | ~arc.acute, vector, _tangent(x, y - x))
 
 
 @operation("x", "y", core=1)
@@ -267,7 +280,7 @@ def _slerp(x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
 
 
 def _along(arc: _Arc, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
-    point = jnp.cos(t * arc.angle) * x + jnp.sin(t * arc.angle) * arc.direction
+    point = _combine(arc, x, y, jnp.cos(t * arc.angle), jnp.sin(t * arc.angle))
     return jnp.where(t == 0, x, jnp.where(t == 1, y, point))
 
 
@@ -276,10 +289,11 @@ def _slerp_jvp(primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]) 
     x, y, t = primals
     dx, dy, dt = tangents
     arc = _arc(x, y)
-    velocity = -jnp.sin(t * arc.angle) * x + jnp.cos(t * arc.angle) * arc.direction
-    arrival = arc.cosine * arc.direction - arc.sine * x
-    along_x, along_y = _dot(arc.direction, dx), _dot(arrival, dy)
-    across_x = _tangent(x, dx) - along_x * arc.direction
+    direction = _combine(arc, x, y, jnp.zeros_like(arc.angle), jnp.ones_like(arc.angle))
+    velocity = jnp.cos(t * arc.angle) * direction - jnp.sin(t * arc.angle) * x
+    arrival = arc.cosine * direction - arc.sine * x
+    along_x, along_y = _dot(direction, dx), _dot(arrival, dy)
+    across_x = _tangent(x, dx) - along_x * direction
     across_y = _tangent(y, dy) - along_y * arrival
     share_x, share_y = _shares(arc, t)
     along = (1 - t) * along_x + t * along_y + arc.angle * dt
