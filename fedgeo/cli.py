@@ -31,7 +31,7 @@ console = Console(highlight=False)
 class RunFedKAD:
     """FedKAD on a federation of streams, beside its control rows."""
 
-    data: Literal["smap", "msl", "plants"]
+    data: Literal["smap", "msl", "smd", "plants"]
     """data set; plants are generated"""
     root: Path | None = None
     """folder that holds the data set's folder; FEDGEO_DATA by default"""
@@ -46,6 +46,7 @@ class RunFedKAD:
         load: dict[str, Callable[[], data.Streams]] = {
             "smap": lambda: data.smap(self.root),
             "msl": lambda: data.msl(self.root),
+            "smd": lambda: data.smd(self.root),
             "plants": data.plants,
         }
         streams = load[self.data]()
@@ -58,8 +59,12 @@ class RunFedKAD:
 class RunGeodesic:
     """Geodesic-SVDD on a labelled table, each class in turn held normal, beside its control rows."""
 
-    data: Literal["breast-cancer", "iris"]
-    """data set; both come with scikit-learn"""
+    data: Literal["breast-cancer", "iris", "titanic", "adult", "covertype"]
+    """data set; the first two come with scikit-learn"""
+    root: Path | None = None
+    """folder that holds the data set's folder; FEDGEO_DATA by default"""
+    rows: int = 20_000
+    """of Covertype, drawn at random; the table says how many"""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """each draws the split, the partition and the start anew"""
     out: Path | None = None
@@ -68,7 +73,14 @@ class RunGeodesic:
 
     def run(self) -> None:
         """Load, run, print and write."""
-        table = {"breast-cancer": data.breast_cancer, "iris": data.iris}[self.data]()
+        load: dict[str, Callable[[], data.Table]] = {
+            "breast-cancer": data.breast_cancer,
+            "iris": data.iris,
+            "titanic": lambda: data.titanic(self.root),
+            "adult": lambda: data.adult(self.root),
+            "covertype": lambda: data.covertype(self.root, rows=self.rows),
+        }
+        table = load[self.data]()
         with _progress(f"Geodesic-SVDD on {self.data}") as on_step:
             result = runs.run_geodesic(table, self.settings, seeds=self.seeds, on_step=on_step)
         _finish(result, self.out or Path("results", f"geodesic-svdd-{self.data}"))
@@ -171,7 +183,7 @@ def main() -> None:
     )
     try:
         command.run()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         if os.environ.get("FEDGEO_TRACEBACK"):
             raise
         Console(stderr=True, highlight=False).print(f"error: {error}", markup=False)

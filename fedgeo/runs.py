@@ -24,8 +24,10 @@ from fedgeo.algorithms.fedkad import Start, fedkad
 from fedgeo.algorithms.local import local_only
 from fedgeo.algorithms.one_shot import one_shot
 from fedgeo.baselines import controls
-from fedgeo.models.encoder import geodesic_svdd
-from fedgeo.protocol import FedAlgorithm, Key, PyTree, Rows
+from fedgeo.baselines.forests import federated_isolation_forest, federated_xgboost
+from fedgeo.baselines.neighbours import knn
+from fedgeo.models.encoder import geodesic_svdd, mlp_svdd
+from fedgeo.protocol import FedAlgorithm, Key, Model, PyTree, Rows
 
 OnStep = Callable[[str, int], None]
 """Called with what is about to be done, and of how many steps it is one."""
@@ -314,6 +316,7 @@ class GeodesicSettings:
 
     Attributes:
         clients: K.
+        scaling: "standard" by mean and sd, "robust" by median and quartiles, "auto" as the paper did for each data set.
         alpha: of the Dirichlet label skew; None deals rows out evenly at random.
         latent: d.
         width: of the hidden layers.
@@ -327,9 +330,12 @@ class GeodesicSettings:
         local_epochs: a round of the iterative protocol.
         one_shot_epochs: of the one-shot protocol.
         quantile: of the normal validation scores, above which a row is an alarm.
+        baselines: add the paper's other methods: FedAvg with the same encoder but no mixup (FE), with an MLP, and with
+            an MLP onto the sphere; centralised nearest neighbours; federated isolation forest and XGBoost.
     """
 
     clients: int = 3
+    scaling: Literal["auto", "standard", "robust"] = "auto"
     alpha: float | None = None
     latent: int = 32
     width: int = 128
@@ -343,6 +349,7 @@ class GeodesicSettings:
     local_epochs: int = 1
     one_shot_epochs: int = 50
     quantile: float = 0.95
+    baselines: bool = False
 
 
 class _Task(NamedTuple):
@@ -382,11 +389,18 @@ def run_geodesic(
     settings = settings or GeodesicSettings()
     if settings.rounds < 0:
         raise ValueError(f"rounds cannot be negative, got {settings.rounds}")
-    model = geodesic_svdd(
-        **{n: getattr(settings, n) for n in ("latent", "width", "blocks", "dropout", "mixup", "kappa")}
-    )
+    encoder = partial(
+        geodesic_svdd, latent=settings.latent, width=settings.width, blocks=settings.blocks,
+        dropout=settings.dropout, kappa=settings.kappa,
+    )  # fmt: skip
+    mlp = partial(mlp_svdd, latent=settings.latent, width=settings.width)
     adam = optax.adam(settings.learning_rate)
-    every_round = fedavg(model, optimizer=adam, epochs=settings.local_epochs, batch_size=settings.batch_size)
+
+    def averaged(model: Model) -> FedAlgorithm:
+        return fedavg(model, optimizer=adam, epochs=settings.local_epochs, batch_size=settings.batch_size)
+
+    model = encoder(mixup=settings.mixup)
+    every_round = averaged(model)
     at_once = one_shot(model, optimizer=adam, epochs=settings.one_shot_epochs, batch_size=settings.batch_size)
 
     tasks = [
@@ -404,6 +418,12 @@ def run_geodesic(
         "local-only": (local_only(every_round), rows, settings.rounds),
         "centralised": (every_round, together, settings.rounds),
     }
+    if settings.baselines:
+        methods |= {
+            "FedAvg (FE)": (averaged(encoder(mixup="none")), rows, settings.rounds),
+            "FedAvg (MLP)": (averaged(mlp()), rows, settings.rounds),
+            "FedAvg (MLP, SM)": (averaged(mlp(sphere=True)), rows, settings.rounds),
+        }
     clock, frames = _Clock(), []
     steps = len(methods) + 1
     notes = [note for task in tasks for note in task.notes]
@@ -432,7 +452,7 @@ def run_geodesic(
     on_step("control rows", steps)
     clock.method = "controls"
     for task in tasks:
-        frame = clock.measure(partial(_control_rows, task, settings.quantile))
+        frame = clock.measure(partial(_control_rows, task, settings))
         frames.append(frame.assign(seed=task.seed))
 
     state = jax.eval_shape(
@@ -457,8 +477,13 @@ def _one_class(table: data.Table, settings: GeodesicSettings, label: int, seed: 
     else:
         partition = data.dirichlet(y, settings.alpha, settings.clients, seed)
     held = [parts.train[rows] for rows in partition]
-    scaler = data.federated_scaler([table.x[rows] for rows in held])
-    clients = [scaler.transform(table.x[rows[table.y[rows] == label]]) for rows in held]
+    robust = settings.scaling == "robust" or (settings.scaling == "auto" and table.skewed)
+    fit_scaler = data.federated_robust_scaler if robust else data.federated_scaler
+    scaler = fit_scaler([table.x[rows] for rows in held])
+    x = scaler.transform(
+        np.where(np.isnan(table.x), scaler.center, table.x)
+    )  # what is missing becomes the centre
+    clients = [x[rows[table.y[rows] == label]] for rows in held]
     normal = parts.validation[table.y[parts.validation] == label]
     name = table.classes[label]
     empty = ", ".join(str(k) for k, rows in enumerate(clients) if not len(rows))
@@ -471,7 +496,7 @@ def _one_class(table: data.Table, settings: GeodesicSettings, label: int, seed: 
         constant = ", ".join(table.features[c] for c in scaler.constant)
         notes.append(f"seed {seed}: constant training features, left unscaled: {constant}")
     return _Task(
-        name, seed, clients, scaler.transform(table.x[normal]), scaler.transform(table.x[parts.test]),
+        name, seed, clients, x[normal], x[parts.test],
         (table.y[parts.test] != label).astype(np.int64), notes,
     )  # fmt: skip
 
@@ -512,13 +537,22 @@ def _collapse(scores: Mapping[str, np.ndarray], task: _Task) -> list[str]:
     ]
 
 
-def _control_rows(task: _Task, quantile: float) -> pd.DataFrame:
+def _control_rows(task: _Task, settings: GeodesicSettings) -> pd.DataFrame:
     pooled = np.concatenate(task.clients)
+    scores = {name: fit(pooled) for name, fit in controls.table_controls(task.label, task.seed).items()}
+    if settings.baselines:
+        scores |= {
+            "centralised k-NN": knn(pooled),
+            "Fed-Forest": federated_isolation_forest(task.clients, seed=task.seed),
+            "Fed-XGB": federated_xgboost(task.clients, seed=task.seed),
+        }
     queries = np.concatenate([task.validation, task.test])
-    frames = []
-    for method, fit in controls.table_controls(task.label, task.seed).items():
-        frames.append(_judge_task(task, {task.label: fit(pooled)(queries)}, quantile).assign(method=method))
-    return pd.concat(frames)
+    return pd.concat(
+        [
+            _judge_task(task, {task.label: score(queries)}, settings.quantile).assign(method=method)
+            for method, score in scores.items()
+        ]
+    )
 
 
 def _tidy(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:

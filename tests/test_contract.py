@@ -15,7 +15,7 @@ from fedgeo.algorithms.fedavg import fedavg
 from fedgeo.algorithms.fedkad import fedkad
 from fedgeo.algorithms.local import local_only
 from fedgeo.algorithms.one_shot import one_shot
-from fedgeo.models.encoder import geodesic_svdd
+from fedgeo.models.encoder import geodesic_svdd, mlp_svdd
 from fedgeo.protocol import Cohort, FedAlgorithm, Rows, Series
 
 K, CHANNELS = 5, 3
@@ -35,6 +35,7 @@ ALGORITHMS = {
     "fedkad_tangent": fedkad(LIFT, rank=2, inner_steps=2, projection="tangent", start="independent"),
     "fedkad_warm": fedkad(LIFT, rank=2, inner_steps=2, start="warm"),
     "geodesic_iter": fedavg(MODEL, epochs=2, batch_size=16),
+    "fedavg_mlp": fedavg(mlp_svdd(latent=4, width=8), epochs=2, batch_size=16),
     "geodesic_one_shot": one_shot(MODEL, epochs=2, batch_size=16),
     "local_fedkad": local_only(fedkad(LIFT, rank=2, inner_steps=2)),
     "local_geodesic": local_only(fedavg(MODEL, epochs=2, batch_size=16)),

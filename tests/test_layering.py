@@ -28,7 +28,7 @@ ALLOWED = {
     },
     "fedgeo.federation": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees"},
     "fedgeo.evaluation": NUMERIC | {"fedgeo.evaluation"},
-    "fedgeo.baselines": NUMERIC | {"fedgeo.data", "fedgeo.baselines"},
+    "fedgeo.baselines": NUMERIC | {"xgboost", "fedgeo.data", "fedgeo.baselines"},
     "fedgeo.runs": NUMERIC
     | {"jax", "optax"}
     | {f"fedgeo.{n}" for n in ("protocol", "trees", "data", "models", "algorithms", "federation")}

@@ -142,6 +142,20 @@ def test_empty_clients_are_named_and_left_out(geodesic_result):
 
 
 @pytest.mark.slow
+def test_the_papers_baselines_stand_in_the_same_table():
+    pytest.importorskip("xgboost", reason="needs the extra fedgeo[xgboost]")
+    x = data.iris().x.copy()
+    x[::7, 1] = np.nan  # missing values
+    x[:, 3] = np.nan  # a column that nobody knows
+    table = dataclasses.replace(data.iris(), x=x, skewed=True)
+    result = runs.run_geodesic(table, dataclasses.replace(TINY, baselines=True, alpha=0.5), seeds=(0,))
+    added = {"FedAvg (FE)", "FedAvg (MLP)", "FedAvg (MLP, SM)", "centralised k-NN", "Fed-Forest", "Fed-XGB"}
+    assert set(result.table().index) == GEODESIC_ROWS | added
+    assert result.units["auroc"].notna().all()
+    assert result.table().loc["centralised k-NN", "auroc"] > 80
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("table", "floor"), [(data.breast_cancer, 97), (data.iris, 90)])
 @pytest.mark.parametrize("alpha", [None, 0.5])
 def test_geodesic_svdd_reaches_what_it_should(table, floor, alpha):

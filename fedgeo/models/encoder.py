@@ -1,5 +1,6 @@
-"""The residual spherical encoder of Geodesic-SVDD, arXiv 2610.33619, section III-A."""
+"""One-class encoders: the residual spherical encoder of Geodesic-SVDD (arXiv 2610.33619, section III-A), and an MLP."""
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -7,7 +8,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedgeo.protocol import Key, Model, PyTree
-from manifolds import sphere
+from manifolds.sphere import project as project_to_sphere
+from manifolds.sphere import slerp
 
 Mixup = Literal["slerp", "lerp", "none"]
 
@@ -48,16 +50,35 @@ class SphericalEncoder(nn.Module):
         for _ in range(self.blocks):
             h = ResidualBlock(self.dropout)(h, train=train)
         # W_head of eq. 4 has no bias, which also takes away the shortest way to the collapse phi(x) = c.
-        return sphere.project(nn.Dense(self.latent, use_bias=False)(h))
+        return project_to_sphere(nn.Dense(self.latent, use_bias=False)(h))
 
 
-def mix(a: jax.Array, b: jax.Array, lam: jax.Array, mixup: Mixup) -> jax.Array:
+class MLPEncoder(nn.Module):
+    """Two hidden layers; without biases, so that it cannot map everything to one point by them (Ruff et al. 2018).
+
+    Attributes:
+        latent: d.
+        width: of the hidden layers.
+        sphere: whether rows of the output are normalised.
+    """
+
+    latent: int
+    width: int
+    sphere: bool
+
+    @nn.compact
+    def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+        """``(N, F) -> (N, d)``."""
+        del train
+        for _ in range(2):
+            x = nn.leaky_relu(nn.Dense(self.width, use_bias=False)(x))
+        z = nn.Dense(self.latent, use_bias=False)(x)
+        return project_to_sphere(z) if self.sphere else z
+
+
+def mix(a: jax.Array, b: jax.Array, lam: jax.Array, mixup: Literal["slerp", "lerp"]) -> jax.Array:
     """Latent mixup with the paper's weights: eq. 5 puts lambda on ``b``, the linear path puts it on ``a``."""
-    if mixup == "slerp":
-        return sphere.slerp(a, b, lam)
-    if mixup == "lerp":
-        return lam * a + (1 - lam) * b
-    return a
+    return slerp(a, b, lam) if mixup == "slerp" else lam * a + (1 - lam) * b
 
 
 def shuffle(key: Key, mask: jax.Array) -> jax.Array:
@@ -101,7 +122,33 @@ def geodesic_svdd(
             "want latent >= 2, width >= 1, blocks >= 0, 0 <= dropout < 1 and kappa > 0, "
             f"got {latent}, {width}, {blocks}, {dropout} and {kappa}"
         )
-    network = SphericalEncoder(latent, width, blocks, dropout)
+    return _svdd(SphericalEncoder(latent, width, blocks, dropout), project_to_sphere, mixup, kappa)
+
+
+def mlp_svdd(*, latent: int = 32, width: int = 128, sphere: bool = False) -> Model:
+    """Single-centre SVDD with an MLP, the paper's FedAvg baseline "with a standard MLP"; no mixup.
+
+    Args:
+        latent: d, at least 2.
+        width: of the two hidden layers.
+        sphere: normalise embeddings and centre ("SM" in our reading of the paper's tables), or leave them in the
+            plane, where centre coordinates nearer to 0 than 0.1 are moved there (Ruff et al. 2018).
+
+    Raises:
+        ValueError: an argument out of its range.
+    """
+    if latent < 2 or width < 1:
+        raise ValueError(f"want latent >= 2 and width >= 1, got {latent} and {width}")
+    center = project_to_sphere if sphere else _away_from_zero
+    return _svdd(MLPEncoder(latent, width, sphere), center, "none", 1.0)
+
+
+def _away_from_zero(mean: jax.Array) -> jax.Array:
+    return jnp.where((mean != 0) & (jnp.abs(mean) < 0.1), jnp.sign(mean) * 0.1, mean)
+
+
+def _svdd(network: nn.Module, center: Callable[[jax.Array], jax.Array], mixup: Mixup, kappa: float) -> Model:
+    """Distance to a fixed centre, a function of the clients' mean embedding, as loss and score."""
 
     def embed(params: PyTree, x: jax.Array, **options: Any) -> jax.Array:
         return network.apply(params, x, **options)  # type: ignore[return-value]
@@ -114,14 +161,15 @@ def geodesic_svdd(
         return jnp.sum(jnp.where(mask[:, None], z, 0), axis=0) / jnp.maximum(jnp.sum(mask), 1)
 
     def squared_distance(z: jax.Array, anchor: jax.Array) -> jax.Array:
-        return jnp.sum((z - sphere.project(anchor)[None, :]) ** 2, axis=-1)
+        return jnp.sum((z - center(anchor)[None, :]) ** 2, axis=-1)
 
     def loss(key: Key, params: PyTree, anchor: jax.Array, x: jax.Array, mask: jax.Array) -> jax.Array:
         dropout_key, pair_key, lambda_key = jax.random.split(key, 3)
         z = embed(params, x, train=True, rngs={"dropout": dropout_key})
-        lam = jax.random.beta(lambda_key, kappa, kappa)
-        d2 = squared_distance(mix(z, z[shuffle(pair_key, mask)], lam, mixup), anchor)
-        return jnp.sum(jnp.where(mask, d2, 0)) / jnp.maximum(jnp.sum(mask), 1)
+        if mixup != "none":
+            lam = jax.random.beta(lambda_key, kappa, kappa)
+            z = mix(z, z[shuffle(pair_key, mask)], lam, mixup)
+        return jnp.sum(jnp.where(mask, squared_distance(z, anchor), 0)) / jnp.maximum(jnp.sum(mask), 1)
 
     def score(params: PyTree, anchor: jax.Array, x: jax.Array) -> jax.Array:
         return jnp.log1p(squared_distance(embed(params, x), anchor))
