@@ -120,25 +120,26 @@ def _qf_jvp(passes: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]) 
 
 def _cholesky_qr(passes: int, Y: jax.Array) -> _Pair:
     """Q and the inverse of R."""
-    Q, R_inverse = _cholesky_pass(Y, shifted=passes > 1)
-    for index in range(1, passes):
-        Q, factor = _cholesky_pass(Q, shifted=index < passes - 1)
+    eps = jnp.finfo(Y.dtype).eps
+    gram = matmul(Y.mT, Y)
+    energy = _trace(gram)
+    Q, R_inverse = Y, identity(gram)
+    for left in reversed(range(passes)):
+        shift = eps * _trace(gram) * identity(gram) if left else 0
+        factor = inverse_cholesky(gram + shift).mT
         R_inverse = matmul(R_inverse, factor)
-    if passes > 1:
-        # A diagonal entry of R at the level of rounding is noise, and so is its column of Q.
-        pivot = 1 / jnp.max(jnp.diagonal(R_inverse, axis1=-2, axis2=-1), -1)[..., None, None]
-        noise = jnp.finfo(Y.dtype).eps * safe_norm(Y, (-2, -1))
-        Q = jnp.where(pivot > 4 * noise, Q, jnp.nan)
+        if passes > 1 and not left:
+            # A diagonal entry of R at the level of rounding is noise, and so would be its column of Q.
+            pivot = 1 / jnp.max(jnp.diagonal(R_inverse, axis1=-2, axis2=-1), -1)[..., None, None]
+            factor = jnp.where(pivot > 4 * eps * jnp.sqrt(energy), factor, jnp.nan)
+        Q = matmul(Q, factor)
+        if left:
+            gram = matmul(Q.mT, Q)
     return Q, R_inverse
 
 
-def _cholesky_pass(Y: jax.Array, shifted: bool) -> _Pair:
-    gram = matmul(Y.mT, Y)
-    if shifted:
-        trace = jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None]
-        gram = gram + jnp.finfo(Y.dtype).eps * trace * identity(gram)
-    factor = inverse_cholesky(gram).mT
-    return matmul(Y, factor), factor
+def _trace(A: jax.Array) -> jax.Array:
+    return jnp.trace(A, axis1=-2, axis2=-1)[..., None, None]
 
 
 def _householder_qf(Y: jax.Array) -> jax.Array:
