@@ -123,15 +123,16 @@ def _cholesky_qr(passes: int, Y: jax.Array) -> _Pair:
     eps = jnp.finfo(Y.dtype).eps
     gram = matmul(Y.mT, Y)
     energy = _trace(gram)
-    Q, R_inverse = Y, identity(gram)
+    Q, R_inverse, pivots = Y, identity(gram), 1  # the pivots are the diagonal of R
     for left in reversed(range(passes)):
         shift = eps * _trace(gram) * identity(gram) if left else 0
         factor = inverse_cholesky(gram + shift).mT
         R_inverse = matmul(R_inverse, factor)
+        pivots = pivots / jnp.diagonal(factor, axis1=-2, axis2=-1)
         if passes > 1 and not left:
-            # A diagonal entry of R at the level of rounding is noise, and so would be its column of Q.
-            pivot = 1 / jnp.max(jnp.diagonal(R_inverse, axis1=-2, axis2=-1), -1)[..., None, None]
-            factor = jnp.where(pivot > 4 * eps * jnp.sqrt(energy), factor, jnp.nan)
+            # A pivot at the level of rounding is noise, and so would be its column of Q.
+            smallest = jnp.min(pivots, -1)[..., None, None]
+            factor = jnp.where(smallest > 4 * eps * jnp.sqrt(energy), factor, jnp.nan)
         Q = matmul(Q, factor)
         if left:
             gram = matmul(Q.mT, Q)
