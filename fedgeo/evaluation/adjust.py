@@ -49,6 +49,18 @@ def segments(labels: np.ndarray, scored: np.ndarray | None = None) -> Segments:
     return Segments(of_row, np.bincount(of_row[of_row >= 0], minlength=len(intervals)))
 
 
+def scored_spans(labels: np.ndarray, scored: np.ndarray | None = None) -> np.ndarray:
+    """Anomalous runs as :func:`spans` on the time axis of the scored rows alone, from which the others are cut out.
+
+    A run without scored rows is left out. Two runs that only unscored rows had kept apart stay two.
+    """
+    intervals = spans(labels)
+    if scored is None:
+        return intervals
+    shifted = np.r_[0, np.cumsum(scored)][intervals]
+    return shifted[shifted[:, 0] < shifted[:, 1]]
+
+
 def exact_k(*, k_percent: float | None = None, k_fraction: float | None = None) -> Fraction:
     """K as an exact share of a segment, from percent (1 is one percent) or from a fraction (0.01 is)."""
     if (k_percent is None) == (k_fraction is None):
