@@ -50,14 +50,14 @@ def quantile(scores: np.ndarray, q: float = 0.99) -> float:
     """
     if not 0.0 < q <= 1.0:
         raise ValueError(f"q={q}; want a probability in (0, 1], such as 0.99")
-    return float(np.quantile(_calibration(scores), q, method="inverted_cdf"))
+    return float(np.quantile(calibration_scores(scores), q, method="inverted_cdf"))
 
 
 def target_rate(scores: np.ndarray, rate: float = 0.01) -> float:
     """The lowest of the calibration scores ``(N,)`` above which at most a share ``rate`` of them lies."""
     if not 0.0 <= rate < 1.0:
         raise ValueError(f"rate={rate}; want a share of rows in [0, 1), such as 0.01")
-    descending = np.sort(_calibration(scores))[::-1]
+    descending = np.sort(calibration_scores(scores))[::-1]
     return float(descending[int(Fraction(rate).limit_denominator(10**6) * len(descending))])
 
 
@@ -141,6 +141,17 @@ def oracle_best_f1(
     )
 
 
+def calibration_scores(scores: np.ndarray) -> np.ndarray:
+    """The calibration scores ``(N,)`` that are numbers, as float64, or an error if none is."""
+    scores = np.asarray(scores, dtype=np.float64).ravel()
+    kept = scores[~np.isnan(scores)]
+    if not len(kept):
+        raise ValueError(
+            f"none of {len(scores)} calibration scores is a number; want validation rows that fill a window"
+        )
+    return kept
+
+
 def _adjusted_gain(
     score: np.ndarray, of_row: np.ndarray, lengths: np.ndarray, needed: np.ndarray
 ) -> np.ndarray:
@@ -169,13 +180,3 @@ def _sweep(score: np.ndarray, *gains: np.ndarray) -> list[np.ndarray]:
 
 def _just_below(level: np.floating) -> float:
     return float(np.nextafter(level, level.dtype.type(-np.inf)))
-
-
-def _calibration(scores: np.ndarray) -> np.ndarray:
-    scores = np.asarray(scores, dtype=np.float64).ravel()
-    kept = scores[~np.isnan(scores)]
-    if not len(kept):
-        raise ValueError(
-            f"none of {len(scores)} calibration scores is a number; want validation rows that fill a window"
-        )
-    return kept
