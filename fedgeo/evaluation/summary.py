@@ -8,13 +8,23 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 
-from fedgeo.evaluation import metrics
-from fedgeo.evaluation.adjust import point_adjust
+from fedgeo.evaluation import events, metrics
+from fedgeo.evaluation.adjust import area_over_k, point_adjust
 from fedgeo.evaluation.ranking import auroc, average_precision, checked
 from fedgeo.evaluation.thresholds import alarms, oracle_best_f1
+from fedgeo.evaluation.volume import vus
 
-NOT_AVERAGED = ("rows", "unscored", "threshold")
-"""Columns of :func:`per_client` that describe a client and have no meaningful mean."""
+NOT_AVERAGED = ("rows", "unscored", "threshold", "vus_buffer", "protocol", "gamma", "fallback")
+"""Columns of :func:`per_client` and :func:`judge` that describe a client and have no meaningful mean."""
+
+EXTRA = {
+    "vus": ("vus_roc", "vus_pr", "vus_buffer"),
+    "area_over_k": ("area_over_k",),
+    "affiliation": ("affiliation_precision", "affiliation_recall", "affiliation_f1"),
+    "range": ("range_precision", "range_recall", "range_f1"),
+    "event": ("event_precision", "event_recall", "event_f1"),
+}
+"""Columns of :func:`per_client` that are there only when asked for, by group."""
 
 
 def per_client(
@@ -24,6 +34,8 @@ def per_client(
     *,
     k_percents: Sequence[int] = (1, 10),
     oracle: bool = False,
+    extra: Sequence[str] = (),
+    vus_buffer: int | Mapping[str, int] | None = None,
 ) -> pd.DataFrame:
     """Evaluate every client on its own.
 
@@ -34,20 +46,25 @@ def per_client(
             columns that need alarms are NaN.
         k_percents: the K of the ``f1_pa`` columns, in percent, by the rule "at least K".
         oracle: add the best F1 over all thresholds, chosen with the labels, in columns named ``oracle``.
+        extra: groups of further columns, any of :data:`EXTRA`.
+        vus_buffer: L of VUS in rows, for all clients or by client, such as
+            ``buffer_length(streams.test[name][:, 0])``; the group ``vus`` needs it and states it.
 
     Returns:
         A frame by client with the columns ``rows``, ``unscored``, ``anomaly_ratio`` (of scored rows),
         ``auroc``, ``ap``, ``threshold``, ``f1``, ``precision``, ``recall``, ``f1_pa1``, ``f1_pa10``,
-        ``alarm_rate`` and ``false_alarms_per_1000`` (of normal rows).
+        ``alarm_rate`` and ``false_alarms_per_1000`` (of normal rows), and those of ``extra``.
     """
-    _same_names(scores, labels, "labels")
+    same_names(scores, labels, "labels")
     if thresholds is not None:
-        _same_names(scores, thresholds, "thresholds")
+        same_names(scores, thresholds, "thresholds")
+    buffers = _vus_buffers(scores, extra, vus_buffer)
     records = {}
     for name, score in scores.items():
         threshold = float("nan") if thresholds is None else float(thresholds[name])
         try:
             records[name] = _one_client(score, labels[name], threshold, k_percents, oracle)
+            records[name] |= _extra_metrics(score, labels[name], threshold, extra, buffers.get(name))
         except ValueError as error:
             raise ValueError(f"client {name}: {error}") from error
     return pd.DataFrame.from_dict(records, orient="index").rename_axis("client")
@@ -95,11 +112,21 @@ def pooled(scores: Mapping[str, np.ndarray], labels: Mapping[str, np.ndarray]) -
 
     It also compares rows of different clients, so a difference in the scale of their scores counts.
     """
-    _same_names(scores, labels, "labels")
+    same_names(scores, labels, "labels")
     pairs = [checked(score, labels[name]) for name, score in scores.items()]
     score = np.concatenate([s for s, _ in pairs])
     y = np.concatenate([y for _, y in pairs])
     return {"auroc": auroc(score, y), "ap": average_precision(score, y)}
+
+
+def same_names(scores: Mapping[str, object], others: Mapping[str, object], what: str) -> None:
+    """Raise unless both mappings hold the same clients, and say which they do not share."""
+    if set(scores) != set(others):
+        missing = ", ".join(sorted(set(scores) - set(others))) or "none"
+        unknown = ", ".join(sorted(set(others) - set(scores))) or "none"
+        raise ValueError(
+            f"{what} and scores hold different clients: {what} lack {missing}; unknown {unknown}"
+        )
 
 
 def _one_client(
@@ -141,10 +168,41 @@ def _alarm_metrics(
     return record
 
 
-def _same_names(scores: Mapping[str, object], others: Mapping[str, object], what: str) -> None:
-    if set(scores) != set(others):
-        missing = ", ".join(sorted(set(scores) - set(others))) or "none"
-        unknown = ", ".join(sorted(set(others) - set(scores))) or "none"
+def _vus_buffers(
+    scores: Mapping[str, np.ndarray], extra: Sequence[str], buffer: int | Mapping[str, int] | None
+) -> Mapping[str, int]:
+    if unknown := [group for group in extra if group not in EXTRA]:
+        raise ValueError(f"no extra columns {', '.join(unknown)}; want any of {', '.join(EXTRA)}")
+    if "vus" not in extra:
+        return {}
+    if buffer is None:
         raise ValueError(
-            f"{what} and scores hold different clients: {what} lack {missing}; unknown {unknown}"
+            "VUS depends on its buffer length, so it must be stated: pass vus_buffer, such as buffer_length of a "
+            "channel, or 125 as without a period"
         )
+    if not isinstance(buffer, Mapping):
+        return dict.fromkeys(scores, buffer)
+    same_names(scores, buffer, "vus_buffer")
+    return buffer
+
+
+def _extra_metrics(
+    score: np.ndarray, labels: np.ndarray, threshold: float, extra: Sequence[str], buffer: int | None
+) -> dict[str, float]:
+    score, y = checked(score, labels)
+    alarm, has_score = alarms(score, threshold), ~np.isnan(score)
+    of_alarms = {
+        "area_over_k": lambda: (area_over_k(alarm, y, scored=has_score),),
+        "affiliation": lambda: events.affiliation(alarm, y, scored=has_score),
+        "range": lambda: events.range_based(alarm, y, scored=has_score),
+        "event": lambda: events.event_wise(alarm, y, scored=has_score),
+    }
+    record: dict[str, float] = {}
+    for group in extra:
+        if group == "vus":
+            assert buffer is not None
+            values: tuple[float, ...] = vus(score, y, buffer)
+        else:
+            values = (float("nan"),) * len(EXTRA[group]) if np.isnan(threshold) else of_alarms[group]()
+        record |= dict(zip(EXTRA[group], values, strict=True))
+    return record

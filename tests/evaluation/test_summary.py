@@ -1,8 +1,11 @@
+import time
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from fedgeo import evaluation
+from fedgeo.evaluation.summary import EXTRA
 
 LABELS = {"a": np.array([0, 0, 1, 1]), "normal": np.zeros(4), "c": np.array([1, 1, 1, 0])}
 SCORES = {
@@ -129,3 +132,67 @@ def test_random_scores_look_good_only_under_point_adjustment() -> None:
     assert abs(mean["auroc"] - 0.5) < 0.02
     assert mean["f1"] < 0.05
     assert mean["f1_pa1"] > 0.7
+
+
+def _stream_like_a_machine(rows: int = 28_479) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    y = np.zeros(rows, dtype=int)
+    for start in rng.integers(0, rows - 200, 12):
+        y[start : start + rng.integers(2, 150)] = 1
+    y[-7:] = 1
+    return rng.standard_normal(rows) + 3 * y * rng.random(rows), y
+
+
+def test_extra_columns_come_only_when_asked_for() -> None:
+    score, y = _stream_like_a_machine(2000)
+    plain = evaluation.per_client({"a": score}, {"a": y}, {"a": 2.5})
+    full = evaluation.per_client({"a": score}, {"a": y}, {"a": 2.5}, extra=tuple(EXTRA), vus_buffer=20)
+    added = [column for group in EXTRA.values() for column in group]
+    assert full.columns.tolist() == [*plain.columns, *added]
+    pd.testing.assert_frame_equal(full[plain.columns], plain)
+    alarm = evaluation.alarms(score, 2.5)
+    for group, metric in (
+        ("affiliation", evaluation.affiliation),
+        ("range", evaluation.range_based),
+        ("event", evaluation.event_wise),
+    ):
+        assert tuple(full.loc["a", list(EXTRA[group])]) == pytest.approx(metric(alarm, y))
+    assert tuple(full.loc["a", list(EXTRA["vus"])]) == pytest.approx(evaluation.vus(score, y, 20))
+    assert full.loc["a", "area_over_k"] == pytest.approx(evaluation.area_over_k(alarm, y))
+    mean = evaluation.macro(full)
+    assert mean.loc["vus_pr", "mean"] == full.loc["a", "vus_pr"]
+    assert "vus_buffer" not in mean.index
+
+
+def test_extra_columns_of_clients_without_threshold_or_classes_are_undefined() -> None:
+    labels = {"normal": np.zeros(50), "broken": np.ones(50), "unscored": np.r_[np.ones(5), np.zeros(45)]}
+    scores = {name: np.arange(50.0) for name in labels} | {"unscored": np.full(50, np.nan)}
+    how = {"extra": tuple(EXTRA), "vus_buffer": {"normal": 3, "broken": 4, "unscored": 5}}
+    table = evaluation.per_client(scores, labels, dict.fromkeys(labels, 20.0), **how)
+    assert table["vus_buffer"].tolist() == [3, 4, 5]
+    assert table[["vus_roc", "vus_pr"]].isna().all(axis=None)
+    for metric in ("affiliation_f1", "range_f1", "event_f1", "area_over_k"):
+        assert table[metric].isna().tolist() == [True, False, True]
+        assert evaluation.macro(table).loc[metric, ["n_defined", "clients"]].tolist() == [1, 3]
+    untold = evaluation.per_client(SCORES, LABELS, extra=("event", "vus"), vus_buffer=0)
+    assert untold["event_f1"].isna().all()
+    assert untold["vus_pr"].notna().tolist() == [True, False, True]
+
+
+def test_extra_columns_that_cannot_be_had_are_named() -> None:
+    with pytest.raises(ValueError, match="no extra columns pate; want any of vus, area_over_k, affiliation"):
+        evaluation.per_client(SCORES, LABELS, extra=("pate",))
+    with pytest.raises(ValueError, match="must be stated: pass vus_buffer"):
+        evaluation.per_client(SCORES, LABELS, extra=("vus",))
+    with pytest.raises(ValueError, match="vus_buffer lack c, normal; unknown none"):
+        evaluation.per_client(SCORES, LABELS, extra=("vus",), vus_buffer={"a": 1})
+
+
+def test_all_metrics_of_a_long_stream_take_less_than_two_seconds() -> None:
+    score, y = _stream_like_a_machine()
+    start = time.perf_counter()
+    threshold = evaluation.pot(np.random.default_rng(1).standard_normal(4000)).threshold
+    evaluation.per_client(
+        {"a": score}, {"a": y}, {"a": threshold}, oracle=True, extra=tuple(EXTRA), vus_buffer=20
+    )
+    assert time.perf_counter() - start < 2.0
