@@ -6,7 +6,7 @@ NaN. Only the order of the scores counts, so infinite scores are legal.
 
 import numpy as np
 from scipy.stats import rankdata
-from sklearn.metrics import average_precision_score, roc_auc_score
+from sklearn.metrics import auc, average_precision_score, precision_recall_curve, roc_auc_score
 
 
 def checked(score: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -46,3 +46,15 @@ def average_precision(score: np.ndarray, labels: np.ndarray) -> float:
     if y.all() or not y.any():
         return float("nan")
     return float(average_precision_score(y, rankdata(score, method="dense")))
+
+
+def trapezoid_pr(score: np.ndarray, labels: np.ndarray) -> float:
+    """Trapezoids under the precision-recall curve; NaN with one class only.
+
+    Some papers report it as PR-AUC. It lies on either side of :func:`average_precision`, so say which you report.
+    """
+    score, y = scored(score, labels)
+    if y.all() or not y.any():
+        return float("nan")
+    precision, recall, _ = precision_recall_curve(y, rankdata(score, method="dense"))
+    return float(auc(recall, precision))

@@ -15,6 +15,10 @@ def test_hand_counted_values() -> None:
     assert ranking.auroc(SCORE, LABELS) == pytest.approx((7 + 5 + 6 + 0.5) / 21)
     # recall rises by a third at ranks 1, 3 and (tied) 5
     assert ranking.average_precision(SCORE, LABELS) == pytest.approx((1 / 1 + 2 / 3 + 3 / 5) / 3)
+    # precision at recalls 0, 1/3, 1/3, 2/3 and 1 is 1, 1, 1/2, 2/3 and 3/5
+    assert ranking.trapezoid_pr(SCORE, LABELS) == pytest.approx(
+        (1 + (1 / 2 + 2 / 3) / 2 + (2 / 3 + 3 / 5) / 2) / 3
+    )
 
 
 labelled = st.lists(st.tuples(st.integers(-20, 20), st.booleans()), min_size=2, max_size=60).filter(
@@ -36,13 +40,13 @@ def test_values_agree_with_scikit_learn_and_survive_monotone_maps(rows: list[tup
         assert ranking.average_precision(mapped, y) == pytest.approx(ranking.average_precision(score, y))
 
 
-@pytest.mark.parametrize("metric", [ranking.auroc, ranking.average_precision])
+@pytest.mark.parametrize("metric", [ranking.auroc, ranking.average_precision, ranking.trapezoid_pr])
 def test_rows_without_a_score_are_left_out(metric) -> None:
     score = np.concatenate([[np.nan, np.nan], SCORE])
     assert metric(score, np.concatenate([[1, 0], LABELS])) == metric(SCORE, LABELS)
 
 
-@pytest.mark.parametrize("metric", [ranking.auroc, ranking.average_precision])
+@pytest.mark.parametrize("metric", [ranking.auroc, ranking.average_precision, ranking.trapezoid_pr])
 @pytest.mark.parametrize(
     ("score", "labels"),
     [
