@@ -31,7 +31,7 @@ console = Console(highlight=False)
 class RunFedKAD:
     """FedKAD on a federation of streams, beside its control rows."""
 
-    data: Literal["smap", "msl", "smd", "plants"]
+    data: Literal["smap", "msl", "smd", "psm", "plants"]
     """data set; plants are generated"""
     root: Path | None = None
     """folder that holds the data set's folder; FEDGEO_DATA by default"""
@@ -47,6 +47,7 @@ class RunFedKAD:
             "smap": lambda: data.smap(self.root),
             "msl": lambda: data.msl(self.root),
             "smd": lambda: data.smd(self.root),
+            "psm": lambda: data.psm(self.root),
             "plants": data.plants,
         }
         streams = load[self.data]()

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import hypothesis
 import jax
 import pytest
 
@@ -16,6 +17,9 @@ REPOSITORY = Path(__file__).parents[1]
 CACHE = REPOSITORY / ".cache"
 DATA_SETS = ("SMAP_MSL", "SMD", "titanic", "adult")
 
+# The first example of a test pays for compilation, and machines are shared.
+hypothesis.settings.register_profile("no deadline", deadline=None)
+hypothesis.settings.load_profile("no deadline")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(CACHE / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)

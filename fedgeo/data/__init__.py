@@ -17,6 +17,9 @@ from fedgeo.data.scaling import merge as merge
 from fedgeo.data.scaling import moments as moments
 from fedgeo.data.scaling import standard as standard
 from fedgeo.data.scaling import standardise as standardise
+from fedgeo.data.server_metrics import observed_channels as observed_channels
+from fedgeo.data.server_metrics import psm as psm
+from fedgeo.data.server_metrics import psm_pool as psm_pool
 from fedgeo.data.stacking import stack_rows as stack_rows
 from fedgeo.data.stacking import stack_series as stack_series
 from fedgeo.data.stacking import unstack as unstack
