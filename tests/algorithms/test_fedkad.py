@@ -1,5 +1,3 @@
-from functools import partial
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -265,21 +263,3 @@ def test_spectral_radius_and_cap(q):
     capped = np.asarray(koopman.cap_spectrum(jnp.asarray(q, jnp.float32), 0.5), np.float64)
     assert np.isfinite(capped).all()
     assert np.abs(np.linalg.eigvals(capped)).max() <= min(want, 0.5) * (1 + 1e-2) + 1e-9
-
-
-def test_consensus_needs_the_tangent_projection(lift):
-    """Reference case: from Z R only the Stiefel gradient finds Z; eq. 19 cannot turn a frame within its span."""
-    key = jax.random.key(0)
-    z, _ = jnp.linalg.qr(jax.random.normal(key, (40, 5)))
-    rotation, _ = jnp.linalg.qr(jax.random.normal(jax.random.key(1), (5, 5)))
-    rotation = rotation.at[:, 0].multiply(jnp.sign(jnp.linalg.det(rotation)))
-    empty = moments.Moments(jnp.zeros(()), jnp.zeros((40, 40)), jnp.zeros((40, 40)), jnp.zeros(40))
-    wide = koopman.random_lift(key, 2, window=20, size=0)
-    distance = {}
-    for projection in ("horizontal", "tangent"):
-        alg = fedkad(wide, rank=5, inner_steps=400, step_size=0.2, projection=projection)
-        client = fedkad_module.FedKADClient(z @ rotation, jnp.zeros((40, 5)))
-        moved, _, _ = jax.jit(partial(alg.update, key))(z, client, empty)
-        distance[projection] = float(jnp.linalg.norm(moved.frame - z))
-    assert distance["tangent"] < 1e-4
-    assert distance["horizontal"] > 1
