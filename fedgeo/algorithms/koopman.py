@@ -61,7 +61,7 @@ def random_lift(key: Key, channels: int, *, window: int = 20, size: int = 128) -
 
 def windows(x: jax.Array, window: int) -> jax.Array:
     """Windowed states of eq. 4, oldest row first: ``(T, C) -> (T-W+1, W C)``; row i ends at time i+W-1."""
-    count = x.shape[0] - window + 1
+    count = max(x.shape[0] - window + 1, 0)
     return jnp.concatenate([x[lag : lag + count] for lag in range(window)], axis=1)
 
 
