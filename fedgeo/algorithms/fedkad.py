@@ -1,6 +1,9 @@
 """FedKAD: a federated low-rank Koopman model by ADMM on the Stiefel manifold. arXiv 2607.08978, Algorithm 1."""
 
-from typing import Literal, NamedTuple
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +19,15 @@ Start = Literal["shared", "independent", "warm"]
 
 POWER_ITERATIONS = 10
 """Exchanges of the warm start; each sends one more D x r matrix up and down."""
+
+RECOMMENDED: Mapping[str, Any] = MappingProxyType(
+    {"start": "warm", "residual": "newest", "scale": "variance", "smoothing": 20}
+)
+"""What to detect with: ``fedkad(lift, **RECOMMENDED)``; without it the settings are the paper's.
+
+The newest row alone, in units of its own training residual, smoothed over a window's rows, in which the paper's residual
+counts it too. How it was chosen and what it gains is in ``experiments/fedkad_scores.md``.
+"""
 
 
 class FedKADClient(NamedTuple):
@@ -79,7 +91,7 @@ def fedkad(
     Raises:
         ValueError: an argument out of its range, or a rank above D.
     """
-    size = sum(lift.weight.shape)
+    size = lift.dimension
     if not 1 <= rank <= size:
         raise ValueError(f"rank must lie between 1 and the lifted dimension D = {size}, got {rank}")
     for name, value in {
@@ -88,8 +100,8 @@ def fedkad(
         "ridge": ridge,
         "spectral_cap": spectral_cap,
     }.items():
-        if not isinstance(value, jax.core.Tracer) and not value > 0:  # a swept penalty is traced
-            raise ValueError(f"{name} must be positive, got {value}")
+        if not isinstance(value, jax.core.Tracer) and not 0 < value < math.inf:  # a swept penalty is traced
+            raise ValueError(f"{name} must be positive and finite, got {value}")
     for name, count in {"inner_steps": inner_steps, "horizon": horizon, "smoothing": smoothing}.items():
         if count < 1:
             raise ValueError(f"{name} must be at least 1, got {count}")

@@ -55,7 +55,7 @@ def float64(detector):
 
 
 def lifted(lift, x):
-    weight, bias = (np.asarray(part, np.float64) for part in lift)
+    weight, bias = (np.asarray(part, np.float64) for part in (lift.matrix, lift.bias))
     z = np.lib.stride_tricks.sliding_window_view(np.asarray(x, np.float64), WINDOW, axis=0)
     z = z.transpose(0, 2, 1).reshape(len(z), -1)
     return np.concatenate([z, np.tanh(z @ weight.T + bias)], axis=1)
@@ -122,6 +122,18 @@ def test_row_by_row_equals_the_whole(lift, x, sums, residual, scale):
         want = koopman.smooth(errors, smoothing)
         assert np.isnan(want).sum() == WINDOW - 1 + horizon
         close(got, want)
+
+
+def test_the_recommended_score_is_streamed_alike(lift, x, sums):
+    alg = fedkad.fedkad(lift, rank=RANK, **fedkad.RECOMMENDED)
+    detector = alg.deploy(comparators.pooled_subspace(sums, RANK), None, sums)
+    watch = online.begin(detector, CHANNELS, smoothing=fedkad.RECOMMENDED["smoothing"])
+    names = {name: fedkad.RECOMMENDED[name] for name in ("residual", "scale")}
+
+    def step(watch, row):
+        return online.update(detector, watch, row, **names)
+
+    close(jax.jit(lambda: jax.lax.scan(step, watch, x)[1])(), alg.score(detector, x))
 
 
 def test_a_hundred_thousand_rows_keep_a_state_of_one_size(lift, sums):
