@@ -25,8 +25,8 @@ RECOMMENDED: Mapping[str, Any] = MappingProxyType(
 )
 """What to detect with: ``fedkad(lift, **RECOMMENDED)``; without it the settings are the paper's.
 
-The newest row alone, in units of its own training residual, smoothed over a window's rows, in which the paper's residual
-counts it too. How it was chosen and what it gains is in ``experiments/fedkad_scores.md``.
+The newest row alone, in units of its own training residual, smoothed over a window's rows, in which the paper's
+residual counts it too. How it was chosen and what it gains is in ``experiments/fedkad_scores.md``.
 """
 
 
