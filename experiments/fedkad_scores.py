@@ -233,7 +233,7 @@ What was tried, and how to read it.
 - The newest row is counted W times by the full residual, in W successive windows. So the newest residual is to be
   compared at a smoothing of W. Smoothing the full residual by W as well lowers it on SMD.
 - The rule keeps a set's labels from choosing its own score, but not from the list of candidates: the reference
-  figures for these sets were known, and the smoothing of W was added after a first look at SMAP and MSL at 5 and 20 rows.
+  figures for these sets were known, and the smoothing of W was added after a first look at SMAP and MSL at both widths.
   A set that nobody has looked at will tell more.
 - The floors of the variances (1 % of their mean) were set before any run and not changed."""
 
