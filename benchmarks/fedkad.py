@@ -121,7 +121,7 @@ def against_torch(report: _timing.Report, torch: ModuleType, rows: int, channels
     )
     ours()
     start = federation.init(alg, key, moments.prepare(lift, series)).server
-    weight, bias, frame = (torch.from_numpy(np.array(part)) for part in (*lift, start))
+    weight, bias, frame = (torch.from_numpy(np.array(part)) for part in (lift.matrix, lift.bias, start))
     tensors = [torch.from_numpy(one) for one in x]
 
     before = _seconds(ours)

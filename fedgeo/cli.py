@@ -51,9 +51,10 @@ class RunFedKAD:
             "plants": data.plants,
         }
         streams = load[self.data]()
+        out = _folder(self.out or Path("results", f"fedkad-{self.data}"))
         with _progress(f"FedKAD on {self.data}") as on_step:
             result = runs.run_fedkad(streams, self.settings, seeds=self.seeds, on_step=on_step)
-        _finish(result, self.out or Path("results", f"fedkad-{self.data}"))
+        _finish(result, out)
 
 
 @dataclass(frozen=True)
@@ -82,9 +83,10 @@ class RunGeodesic:
             "covertype": lambda: data.covertype(self.root, rows=self.rows),
         }
         table = load[self.data]()
+        out = _folder(self.out or Path("results", f"geodesic-svdd-{self.data}"))
         with _progress(f"Geodesic-SVDD on {self.data}") as on_step:
             result = runs.run_geodesic(table, self.settings, seeds=self.seeds, on_step=on_step)
-        _finish(result, self.out or Path("results", f"geodesic-svdd-{self.data}"))
+        _finish(result, out)
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,14 @@ class Demo:
     def run(self) -> None:
         """Run, print and write both methods, and draw one stream."""
         began = time.perf_counter()
+        folders = [_folder(self.out / name) for name in ("geodesic-svdd", "fedkad")]
         with _progress("Geodesic-SVDD on Breast Cancer (real)") as on_step:
             tabular = runs.run_geodesic(data.breast_cancer(), seeds=self.seeds, on_step=on_step)
-        _finish(tabular, self.out / "geodesic-svdd")
+        _finish(tabular, folders[0])
         streams = data.plants()
         with _progress("FedKAD on sensor plants (generated)") as on_step:
             temporal = runs.run_fedkad(streams, seeds=self.seeds, on_step=on_step)
-        _finish(temporal, self.out / "fedkad")
+        _finish(temporal, folders[1])
         client = streams.names[0]
         report.plot_stream(
             self.out / "stream.png", streams.test[client], temporal.example[client], temporal.thresholds[client],
@@ -164,17 +167,26 @@ def _print_table(frame: pd.DataFrame, title: str = "") -> None:
     Console(width=max(whole, console.width), highlight=False).print(table)
 
 
+def _folder(path: Path) -> Path:
+    """The folder, created before any work is done, so that no result is lost to a path that cannot be."""
+    path.mkdir(parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK):
+        raise PermissionError(f"cannot write to {path}; choose another folder with --out")
+    return path
+
+
 def _finish(result: runs.Result, out: Path) -> None:
-    folder = report.write(result, out)
     _print_table(report.shown(result), result.name)
     for line in report.reading(result):
         console.print(line)
     _print_table(report.shown_seconds(result))
+    console.print(report.upload(result))
     for note in result.notes[:12]:
-        console.print(f"note: {note}")
+        console.print(f"note: {note}", markup=False)
     if len(result.notes) > 12:
-        console.print(f"note: {len(result.notes) - 12} more in {folder / 'table.md'}")
-    console.print(f"Tables: {folder}\n")
+        console.print(f"note: {len(result.notes) - 12} more in {out / 'table.md'}")
+    report.write(result, out)
+    console.print(f"Tables: {out}\n")
 
 
 def main() -> None:
@@ -189,3 +201,7 @@ def main() -> None:
             raise
         Console(stderr=True, highlight=False).print(f"error: {error}", markup=False)
         sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -66,6 +66,7 @@ class RoundInfo(NamedTuple):
         active: ``(S,)`` False for clients that were drawn but did not report.
         quarantined: ``(S,)`` True for clients whose upload, state or weight was not finite; their weight is 0, their
             state is kept from before the round, and their metrics may be NaN.
+        updated: ``()`` False where the server kept its state: nobody reported, or the aggregate was not finite.
         metrics: the algorithm's own, each ``(S,)``.
     """
 
@@ -73,6 +74,7 @@ class RoundInfo(NamedTuple):
     weight: jax.Array
     active: jax.Array
     quarantined: jax.Array
+    updated: jax.Array
     metrics: dict[str, jax.Array]
 
 
@@ -94,8 +96,8 @@ def fed_round(
 ) -> tuple[FedState, RoundInfo]:
     """One round; pure, to be called under jit, vmap or scan.
 
-    If nobody's weight is positive, the server keeps its state. The state of a client that is inactive, quarantined or
-    not in the cohort is bit-identical afterwards.
+    If nobody's weight is positive, or the aggregate is not finite, the server keeps its state. The state of a client
+    that is inactive, quarantined or not in the cohort is bit-identical afterwards.
 
     Args:
         alg: the algorithm.
@@ -120,11 +122,15 @@ def fed_round(
     weights = jnp.where(reported, weights, 0)
     uploads = trees.where(reported, uploads, jax.tree.map(jnp.zeros_like, uploads))
     aggregated = alg.aggregate(state.server, uploads, weights, Cohort(index, reported))
-    server = trees.where(jnp.sum(weights) > 0, aggregated, state.server)
+    _check_same_form("aggregate", aggregated, state.server)
+    updated = (jnp.sum(weights) > 0) & trees.all_finite(aggregated)
+    server = trees.where(updated, aggregated, state.server)
 
     synced = jax.vmap(alg.sync, in_axes=(None, 0), axis_size=index.shape[0])(server, clients)
-    after = trees.put(state.clients, index, trees.where(reported, synced, before))
-    info = RoundInfo(index, weights, cohort.active, cohort.active & ~finite, metrics)
+    _check_same_form("sync", synced, before)
+    sound = finite & trees.all_finite(synced, batch_axes=1)
+    after = trees.put(state.clients, index, trees.where(cohort.active & sound, synced, before))
+    info = RoundInfo(index, weights, cohort.active, cohort.active & ~sound, updated, metrics)
     return FedState(server, after), info
 
 
@@ -203,10 +209,20 @@ def fit(
     Raises:
         ValueError: leaves of ``data`` that disagree in K, a negative number of rounds, or a cohort larger than K.
     """
-    if rounds < 0:
-        raise ValueError(f"the number of rounds cannot be negative, got {rounds}")
-    _check_leading_axis(data)
+    for name, count, least in (
+        ("rounds", rounds, 0),
+        ("first_round", first_round, 0),
+        ("block_size", block_size, 1),
+    ):
+        if count is not None and (not isinstance(count, int) or not least <= count < 2**31):
+            raise ValueError(f"{name} must be a whole number of at least {least}, got {count!r}")
+    num_clients = _check_leading_axis("data", data)
     state = init(alg, key, data) if state is None else state
+    if jax.tree.leaves(state.clients) and _check_leading_axis("state.clients", state.clients) != num_clients:
+        raise ValueError(
+            f"the state holds other clients than the data, which have {num_clients}; start from init"
+        )
+    _check_cohort(sampler(jax.random.fold_in(key, first_round), num_clients), num_clients)
     block = _largest_divisor(rounds, at_most=max(rounds // 10, 1)) if on_progress and rounds else rounds
     history = []
     for done in range(0, max(rounds, 1), max(block, 1)):
@@ -263,14 +279,14 @@ def incidents(history: RoundInfo, names: Sequence[str]) -> list[str]:
     client, weight = np.asarray(history.client), np.asarray(history.weight)
     active, quarantined = np.asarray(history.active), np.asarray(history.quarantined)
     lines = [
-        f"round {r}: what client {names[client[r, s]]} sent was not finite and was set aside"
+        f"round {r}: what client {names[client[r, s]]} sent or kept was not finite and was set aside"
         for r, s in np.argwhere(quarantined)
     ]
     idle = np.unique(client[active & ~quarantined & (weight == 0)])
     lines += [f"client {names[k]} has no usable rows; its weight is 0" for k in idle]
-    lines += [
-        f"round {r}: nobody reported; the server kept its state" for r in np.flatnonzero(weight.sum(1) == 0)
-    ]
+    for r in np.flatnonzero(~np.asarray(history.updated)):
+        why = "nobody reported" if weight[r].sum() == 0 else "the aggregate was not finite"
+        lines.append(f"round {r}: {why}; the server kept its state")
     return lines
 
 
@@ -278,10 +294,37 @@ def _num_clients(data: PyTree) -> int:
     return jax.tree.leaves(data)[0].shape[0]
 
 
-def _check_leading_axis(data: PyTree) -> None:
+def _check_leading_axis(name: str, data: PyTree) -> int:
     sizes = {jax.tree_util.keystr(path): np.shape(leaf)[:1] for path, leaf in jax.tree.leaves_with_path(data)}
     if not sizes or len(set(sizes.values())) != 1 or () in sizes.values():
-        raise ValueError(f"every leaf of data needs the same leading client axis (K, ...), got {sizes}")
+        raise ValueError(f"every leaf of {name} needs the same leading client axis (K, ...), got {sizes}")
+    return next(iter(sizes.values()))[0]
+
+
+def _check_cohort(cohort: Cohort, num_clients: int) -> None:
+    """What a user's own sampler must hold to; checked on one draw, before anything is traced."""
+    index, active = (np.asarray(part) for part in cohort)
+    if index.ndim != 1 or index.shape != active.shape or index.dtype.kind not in "iu" or active.dtype != bool:
+        raise ValueError(
+            "a sampler returns Cohort(index, active), integers (S,) and booleans (S,); "
+            f"got {index.dtype} {index.shape} and {active.dtype} {active.shape}"
+        )
+    if len(set(index.tolist())) < len(index) or not ((index >= 0) & (index < num_clients)).all():
+        raise ValueError(
+            f"a sampler's ids must be distinct and below K = {num_clients}, got {index.tolist()}"
+        )
+
+
+def _check_same_form(name: str, got: PyTree, want: PyTree) -> None:
+    """Raise at trace time if a function of the algorithm returns another structure, shape or dtype than it got."""
+    forms = [
+        jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
+        for tree in (got, want)
+    ]
+    if forms[0] != forms[1]:
+        raise TypeError(
+            f"{name} must keep structure, shapes and dtypes of the state: got {forms[0]}, want {forms[1]}"
+        )
 
 
 def _largest_divisor(number: int, at_most: int) -> int:

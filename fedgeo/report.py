@@ -19,6 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedgeo import evaluation
+from fedgeo.algorithms.fedkad import POWER_ITERATIONS
 from fedgeo.runs import METRICS, Result
 
 TITLES = {
@@ -94,20 +95,41 @@ def shown_seconds(result: Result) -> pd.DataFrame:
 def reading(result: Result) -> list[str]:
     """How to read the table."""
     unit = "client's test stream" if result.unit == "client" else "class, held normal in turn,"
-    seeds = ", ".join(map(str, result.settings["seeds"]))
+    seeds, settings = result.settings["seeds"], result.settings
+    spread = (
+        "; ± is the standard deviation over seeds, rows without it depend on no seed"
+        if len(seeds) > 1
+        else ""
+    )
     lines = [
-        f"Percent. Each {unit} is evaluated alone; the mean is over those for which AUROC is defined (column n), "
-        f"then over the seeds {seeds}; ± is the standard deviation over seeds, rows without it depend on no seed.",
-        f"One rule for all rows: an alarm is a score above the {result.settings['quantile']:g} quantile of the "
-        f"validation scores{' of normal rows' if result.unit == 'class' else ''}, no test label was used; the column "
-        "alarms is the share of test rows that raised one.",
+        f"Percent. Each {unit} is evaluated alone; the mean is over those for which a metric is defined, then over "
+        f"{'the seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}{spread}. Column n counts those "
+        "means: the fewest and the most of any metric where they differ.",
+        f"One rule for all rows: an alarm is a score above the {settings['quantile']:g} quantile of the validation "
+        f"scores{' of normal rows' if result.unit == 'class' else ''}, no test label was used; the column alarms is "
+        "the share of test rows that raised one.",
     ]
     if result.unit == "client":
+        lines += [
+            "PA%K is the F1 that counts a whole anomalous segment as found once K % of it is: noise scores high there, "
+            "see the random row; judge by AUROC, AP (average precision) and F1.",
+            f"FedKAD draws {settings['cohort']} of {settings['clients']} clients a round; the local-only rows train "
+            "every client in every round, which is more work, not less.",
+        ]
+    else:
         lines.append(
-            "PA%K is the F1 that counts a whole anomalous segment as found once K % of it is: noise scores "
-            "high there, see the random row; judge by AUROC, AP (average precision) and F1."
+            "Features are scaled with the training rows of all classes, as the paper does; only the class held normal "
+            "is trained on."
         )
     return lines
+
+
+def upload(result: Result) -> str:
+    """What a client sends."""
+    size = f"{result.settings['upload_bytes_per_client_and_round']:,} bytes"
+    if result.unit == "client":
+        return f"Upload: {size} a client and round; the warm start adds {POWER_ITERATIONS} more from every client."
+    return f"Upload: {size} a client and round, once in the one-shot protocol."
 
 
 def write(result: Result, folder: str | os.PathLike[str]) -> Path:
@@ -141,7 +163,7 @@ def _markdown(result: Result, made_by: dict[str, Any]) -> str:
         "\n".join(reading(result)),
         "## Wall time",
         shown_seconds(result).to_markdown(),
-        f"Upload: {result.settings['upload_bytes_per_client_and_round']:,} bytes a client and round.",
+        upload(result),
         "## Notes",
         "\n".join(f"- {note}" for note in result.notes) or "None.",
         "## Settings",

@@ -5,6 +5,7 @@ A run trains a method for every seed, scores the test data, sets thresholds with
 """
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
+from numpy.lib.stride_tricks import sliding_window_view
 
 from fedgeo import data, evaluation, federation, trees
 from fedgeo.algorithms import koopman, moments
@@ -83,15 +85,20 @@ class Result:
             for metric in METRICS[self.unit]:
                 record[metric] = 100 * summary["mean"][metric]
                 record[f"{metric}_sd"] = 100 * summary["sd"][metric]
-            record["covers"] = f"{summary['n_defined']['auroc']}/{summary['clients']['auroc']}"
+            covered = summary["n_defined"][list(METRICS[self.unit])]
+            record["covers"] = f"{_range(covered.min(), covered.max())}/{summary['clients']['auroc']}"
             record["seeds"] = summary["seeds"]["auroc"]
             records[method] = record
         return pd.DataFrame.from_dict(records, orient="index").rename_axis("method")
 
 
+def _range(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
 @dataclass(frozen=True)
 class KoopmanSettings:
-    """FedKAD's settings; defaults are the paper's (section VI-A1).
+    """FedKAD's settings; defaults are the paper's (section VI-A1), but for the quantile, which it does not state.
 
     Attributes:
         window: W, rows a window.
@@ -170,6 +177,7 @@ def run_fedkad(
     """
     settings = settings or KoopmanSettings()
     settings.check()
+    _check_seeds(seeds)
     streams, notes = _usable_streams(streams, settings)
     scaled, scalers = data.standardise(streams, validation=settings.validation)
     constant = data.constant_channels(scalers, streams.channels)
@@ -222,6 +230,7 @@ def run_fedkad(
             on_step(f"seed {seed}: {method}", steps)
             clock.method = method
             detectors, history = train_method(key, lift, sums)
+            clock.method = "scoring"
             if method.startswith("FedKAD"):
                 notes += [
                     f"{method}, seed {seed}: {line}" for line in federation.incidents(history, streams.names)
@@ -261,14 +270,13 @@ def _usable_streams(streams: data.Streams, settings: KoopmanSettings) -> tuple[d
     needed = settings.window + settings.horizon
     keep, notes = [], []
     for name in streams.names:
-        rows = len(data.temporal_split(streams.train[name], settings.validation)[0])
         if name not in streams.test or name not in streams.labels:
             raise ValueError(f"client {name} has no labelled test stream, so there is nothing to evaluate")
-        if min(rows, len(streams.test[name])) < needed:
+        train, validation = (len(x) for x in data.temporal_split(streams.train[name], settings.validation))
+        if min(train, validation, len(streams.test[name])) < needed:
             notes.append(
-                f"client {name} left out: {rows} training rows (after the validation split) and "
-                f"{len(streams.test[name])} test rows; a window of {settings.window} and a horizon of "
-                f"{settings.horizon} need {needed} of each"
+                f"client {name} left out: {train} training, {validation} validation and {len(streams.test[name])} "
+                f"test rows; a window of {settings.window} and a horizon of {settings.horizon} need {needed} of each"
             )
         else:
             keep.append(name)
@@ -293,11 +301,15 @@ def _train(
 
 
 def _smooth(scores: Mapping[str, np.ndarray], width: int) -> dict[str, np.ndarray]:
-    """The controls' counterpart of ``koopman.smooth``."""
-    return {
-        name: pd.Series(s).rolling(width, min_periods=1).mean().where(~np.isnan(s)).to_numpy()
-        for name, s in scores.items()
-    }
+    """What ``koopman.smooth`` does, for the controls."""
+
+    def one(values: np.ndarray) -> np.ndarray:
+        with_past = np.concatenate([np.full(width - 1, np.nan), values])
+        known = sliding_window_view(~np.isnan(with_past), width)
+        total = sliding_window_view(np.nan_to_num(with_past, nan=0.0, posinf=np.inf), width).sum(axis=1)
+        return np.where(np.isnan(values), np.nan, total / np.maximum(known.sum(axis=1), 1))
+
+    return {name: one(values) for name, values in scores.items()}
 
 
 def _judge(
@@ -351,6 +363,20 @@ class GeodesicSettings:
     quantile: float = 0.95
     baselines: bool = False
 
+    def check(self) -> None:
+        """Raise ValueError for a value that only a run can judge."""
+        if self.rounds < 0:
+            raise ValueError(f"rounds cannot be negative, got {self.rounds}")
+        if not 0 < self.quantile <= 1:
+            raise ValueError(f"quantile is a probability in (0, 1], got {self.quantile}")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
+
+
+def _check_seeds(seeds: Sequence[int]) -> None:
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ValueError(f"seeds must be distinct, not negative, and at least one, got {list(seeds)}")
+
 
 class _Task(NamedTuple):
     """One class held normal under one seed, scaled."""
@@ -387,8 +413,8 @@ def run_geodesic(
         ValueError: a setting out of its range, or a class with too few rows to split.
     """
     settings = settings or GeodesicSettings()
-    if settings.rounds < 0:
-        raise ValueError(f"rounds cannot be negative, got {settings.rounds}")
+    settings.check()
+    _check_seeds(seeds)
     encoder = partial(
         geodesic_svdd, latent=settings.latent, width=settings.width, blocks=settings.blocks,
         dropout=settings.dropout, kappa=settings.kappa,

@@ -9,7 +9,7 @@ from fedgeo.protocol import PyTree
 
 def take(tree: PyTree, index: jax.Array) -> PyTree:
     """Gather ``leaf[index]`` from every leaf ``(K, ...)``."""
-    return jax.tree.map(lambda leaf: leaf[index], tree)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf)[index], tree)
 
 
 def put(tree: PyTree, index: jax.Array, values: PyTree) -> PyTree:
@@ -30,7 +30,7 @@ def where(mask: jax.Array, yes: PyTree, no: PyTree) -> PyTree:
 
 
 def mean(tree: PyTree, weights: jax.Array) -> PyTree:
-    """Weighted mean over the leading axis; zero where the weights sum to zero.
+    """Weighted mean over the leading axis; zero where the weights sum to zero. The mean of integers is a float.
 
     Args:
         tree: leaves ``(S, ...)``, finite.
@@ -38,9 +38,13 @@ def mean(tree: PyTree, weights: jax.Array) -> PyTree:
     """
     total = jnp.sum(weights)
     share = weights / jnp.where(total > 0, total, 1)
-    return jax.tree.map(
-        lambda leaf: jnp.einsum("s,s...->...", share.astype(leaf.dtype), leaf, precision="highest"), tree
-    )
+
+    def weighted(leaf: jax.Array) -> jax.Array:
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            leaf = leaf.astype(share.dtype)
+        return jnp.einsum("s,s...->...", share.astype(leaf.dtype), leaf, precision="highest")
+
+    return jax.tree.map(weighted, tree)
 
 
 def all_finite(tree: PyTree, batch_axes: int = 0) -> jax.Array:

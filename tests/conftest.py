@@ -4,9 +4,11 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # tall LAPACK calls collapse under oversubscription
 
+import gc
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -23,6 +25,14 @@ hypothesis.settings.load_profile("no deadline")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_compilation_cache_dir", str(CACHE / "jax"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forget_programs() -> Iterator[None]:
+    """Drop a module's compiled programs: each holds memory maps, and a process may have only 65,530 of them."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -38,6 +38,12 @@ def test_a_bad_setting_is_a_message(call, capsys):
     assert "rank must lie between 1 and" in message
 
 
+def test_a_folder_that_cannot_be_is_refused_before_any_work(call, capsys, tmp_path):
+    (tmp_path / "file").write_text("")
+    message = refused(call, capsys, "run", "geodesic-svdd", "--data", "iris", "--out", tmp_path / "file")
+    assert "file" in message
+
+
 def test_a_nan_in_a_file_is_named(call, capsys, tmp_path, data_root):
     source = data_root / "SMAP_MSL"
     copy = tmp_path / "SMAP_MSL"

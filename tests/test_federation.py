@@ -56,8 +56,8 @@ def test_incidents_name_client_and_round():
     state, history = federation.fit(alg, jax.random.key(0), data, rounds=2)
     assert state.server == 5
     assert federation.incidents(history, ["a", "b", "c"]) == [
-        "round 0: what client b sent was not finite and was set aside",
-        "round 1: what client b sent was not finite and was set aside",
+        "round 0: what client b sent or kept was not finite and was set aside",
+        "round 1: what client b sent or kept was not finite and was set aside",
     ]
     _, silent = federation.fit(
         averaging(), jax.random.key(0), data, rounds=1, sampler=federation.uniform(2, dropout=1)
@@ -65,6 +65,37 @@ def test_incidents_name_client_and_round():
     assert federation.incidents(silent, ["a", "b", "c"]) == [
         "round 0: nobody reported; the server kept its state"
     ]
+
+
+def test_a_server_that_would_not_be_finite_keeps_its_state():
+    alg = averaging()._replace(
+        aggregate=lambda server, uploads, weights, cohort: jnp.where(server > 2, jnp.inf, 3.0)
+    )
+    state, history = federation.fit(alg, jax.random.key(0), jnp.asarray([1.0, 5.0]), rounds=2)
+    assert state.server == 3
+    assert history.updated.tolist() == [True, False]
+    assert federation.incidents(history, ["a", "b"]) == [
+        "round 1: the aggregate was not finite; the server kept its state"
+    ]
+
+
+def test_a_client_that_would_not_be_finite_keeps_its_state():
+    alg = averaging()._replace(sync=lambda server, client: jnp.where(client > 1, jnp.nan, client))
+    state, history = federation.fit(alg, jax.random.key(0), jnp.asarray([1.0, 5.0]), rounds=2)
+    assert state.clients.tolist() == [1, 1]
+    assert history.quarantined.tolist() == [[False, False], [True, True]]
+
+
+def test_numpy_data_under_jit():
+    alg, data = averaging(), np.asarray([1.0, 5.0], np.float32)
+    cohort = Cohort(jnp.arange(2), jnp.ones(2, bool))
+    state = alg.init(jax.random.key(0), jnp.asarray(data))
+    after, _ = jax.jit(lambda c: federation.fed_round(alg, jax.random.key(0), state, data, c))(cohort)
+    assert after.server == 3
+
+
+def sampler(index, active=(True, True)):
+    return lambda key, num_clients: Cohort(jnp.asarray(index), jnp.asarray(active))
 
 
 def test_keys_follow_the_client_not_its_place():
@@ -109,6 +140,17 @@ def test_a_vmap_over_seeds_is_one_program():
     np.testing.assert_array_equal(together, [server(seed) for seed in range(4)])
 
 
+def fit(**options):
+    options = {"rounds": 1, "sampler": federation.everyone} | options
+    return federation.fit(averaging(), jax.random.key(0), jnp.ones(3), **options)
+
+
+def test_an_algorithm_that_changes_the_form_of_its_state_is_told_so():
+    grows = averaging()._replace(aggregate=lambda server, uploads, weights, cohort: uploads)
+    with pytest.raises(TypeError, match=r"aggregate must keep structure, shapes and dtypes .* float32\[3\]"):
+        federation.fit(grows, jax.random.key(0), jnp.ones(3), rounds=1)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -116,7 +158,7 @@ def test_a_vmap_over_seeds_is_one_program():
         (lambda: federation.uniform(2, dropout=1.5), "dropout is a probability, got 1.5"),
         (
             lambda: federation.fit(averaging(), jax.random.key(0), jnp.ones(3), rounds=-1),
-            "cannot be negative, got -1",
+            "whole number of at least 0, got -1",
         ),
         (
             lambda: federation.fit(
@@ -129,6 +171,17 @@ def test_a_vmap_over_seeds_is_one_program():
             "same leading client axis",
         ),
         (lambda: federation.fit(averaging(), jax.random.key(0), (), rounds=1), "same leading client axis"),
+        (lambda: fit(block_size=-1), "block_size must be a whole number of at least 1, got -1"),
+        (lambda: fit(rounds=3.0), "rounds must be a whole number of at least 0, got 3.0"),
+        (lambda: fit(first_round=2**31), "first_round must be a whole number"),
+        (
+            lambda: fit(state=FedState(jnp.zeros(()), jnp.zeros(2))),
+            "the state holds other clients than the data",
+        ),
+        (lambda: fit(sampler=sampler([0, 7])), r"distinct and below K = 3, got \[0, 7\]"),
+        (lambda: fit(sampler=sampler([1, 1])), r"distinct and below K = 3, got \[1, 1\]"),
+        (lambda: fit(sampler=sampler([0.0, 1.0])), "integers .* and booleans .*; got float32"),
+        (lambda: fit(sampler=sampler([0, 1, 2])), "integers .* and booleans"),
     ],
 )
 def test_bad_input_is_named(call, message):

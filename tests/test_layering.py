@@ -33,7 +33,7 @@ ALLOWED = {
     | {"jax", "optax"}
     | {f"fedgeo.{n}" for n in ("protocol", "trees", "data", "models", "algorithms", "federation")}
     | {f"fedgeo.{n}" for n in ("evaluation", "baselines")},
-    "fedgeo.report": NUMERIC | {"jax", "matplotlib", "fedgeo.runs", "fedgeo.evaluation"},
+    "fedgeo.report": NUMERIC | {"jax", "matplotlib", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
     "fedgeo.cli": {"pandas", "tyro", "rich", "fedgeo"},
     "fedgeo": {"fedgeo"},
 }

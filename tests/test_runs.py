@@ -1,9 +1,14 @@
 import dataclasses
+import math
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fedgeo import data, runs
+from fedgeo import data, evaluation, federation, runs
+from fedgeo.algorithms import koopman, moments
+from fedgeo.baselines import controls
 
 SMALL = runs.KoopmanSettings(window=5, lift_size=8, rank=4, rounds=4, inner_steps=2, smoothing=3)
 TINY = runs.GeodesicSettings(latent=4, width=16, blocks=1, rounds=3, one_shot_epochs=3)
@@ -55,10 +60,10 @@ def test_every_control_row_stands_beside_fedkad(fedkad_result):
 def test_awkward_clients_are_reported_and_counted(awkward, fedkad_result):
     flat, short, healthy = awkward.names[:3]
     notes = "\n".join(fedkad_result.notes)
-    assert f"client {short} left out: 4 training rows" in notes
+    assert f"client {short} left out: 4 training, 1 validation and 1000 test rows" in notes
     assert "1 of 4 clients have channels that are constant in training, up to 1 of 10" in notes
     assert fedkad_result.details["constant_channels"] == {flat: (awkward.channels[2],)}
-    assert fedkad_result.table().loc["FedKAD", "covers"] == "3/4"
+    assert set(fedkad_result.table()["covers"]) <= {"3/4", "3-4/4"}  # the alarm rate is defined for all
     rows = fedkad_result.units[fedkad_result.units["unit"] == healthy]
     assert rows["auroc"].isna().all()
     assert rows["f1"].isna().all()
@@ -95,6 +100,91 @@ def test_the_papers_sizes_give_the_papers_upload():
     assert 4 * size * runs.KoopmanSettings().rank / 1024 == pytest.approx(58.9, abs=0.05)
 
 
+def test_thresholds_see_validation_scores_and_nothing_else(awkward, fedkad_result):
+    """Other labels and other test rows change no threshold, and only a client's own validation rows do."""
+    moved = awkward.names[3]
+    train = {name: x.copy() for name, x in awkward.train.items()}
+    train[moved][-40:] *= 1.5
+    test = {name: x[::-1].copy() for name, x in awkward.test.items()}
+    labels = {name: 1 - y for name, y in awkward.labels.items()}
+    other = runs.run_fedkad(
+        dataclasses.replace(awkward, train=train, test=test, labels=labels), SMALL, seeds=(0, 1)
+    )
+    columns = ["method", "seed", "unit"]
+    both = fedkad_result.units.merge(other.units, on=columns, suffixes=("", "_other"), validate="one_to_one")
+    assert len(both) == len(fedkad_result.units)
+    elsewhere = both["unit"] != moved
+    assert both["threshold"].notna().all()
+    assert (both["threshold"] == both["threshold_other"])[elsewhere].all()
+    learned = ~elsewhere & ~both["method"].isin(["random"])
+    assert (both["threshold"] != both["threshold_other"])[learned].all()
+
+
+def test_judging_takes_thresholds_from_validation_scores():
+    rng = np.random.default_rng(0)
+    validation, test = {"a": rng.random(200)}, {"a": rng.random(300) + 0.3}
+    labels = {"a": (rng.random(300) < 0.3).astype(int)}
+    frame, thresholds = runs._judge(validation, test, labels, 0.9)
+    assert thresholds["a"] == np.quantile(validation["a"], 0.9, method="inverted_cdf")
+    assert frame.loc["a", "alarm_rate"] == np.mean(test["a"] > thresholds["a"])
+
+
+def test_the_table_is_what_the_units_say(fedkad_result):
+    table = fedkad_result.table()
+    for metric in runs.METRICS["client"]:
+        by_seed = fedkad_result.units.groupby(["method", "seed"], sort=False)[metric].mean()
+        mean, sd = (getattr(by_seed.groupby("method"), how)() for how in ("mean", "std"))
+        np.testing.assert_allclose(table[metric], 100 * mean[table.index], rtol=1e-12)
+        np.testing.assert_allclose(table[f"{metric}_sd"], 100 * sd[table.index], rtol=1e-12)
+
+
+def test_untrained_and_control_rows_are_what_they_say(awkward, fedkad_result):
+    streams = awkward.select([n for n in awkward.names if n != awkward.names[1]])
+    scaled, _ = data.standardise(streams)
+    train, validation = data.split(scaled.train)
+    units = fedkad_result.units.set_index(["method", "seed", "unit"])["auroc"]
+    for seed in (0, 1):
+        key = jax.random.key(seed)
+        lift = koopman.random_lift(jax.random.fold_in(key, 1), 10, window=5, size=8)
+        alg = SMALL.algorithm(lift)
+        clients = moments.prepare(lift, data.stack_series(train))
+        detectors = federation.deploy(alg, federation.init(alg, key, clients), clients)
+        scores = data.unstack(federation.score(alg, detectors, data.stack_series(scaled.test).x), scaled.test)
+        controls_of = controls.score_streams(train, validation, scaled.test, seed=seed)
+        for name in streams.names[1:]:
+            want = {"untrained subspace": scores[name]}
+            smoothed = koopman.smooth(jnp.asarray(controls_of["random"][1][name]), SMALL.smoothing)
+            want["random"] = np.asarray(smoothed)
+            for method, values in want.items():
+                if streams.labels[name].any():
+                    auroc = evaluation.auroc(values, streams.labels[name])
+                    assert units[method, seed, name] == pytest.approx(auroc, abs=1e-4)
+    per_seed = units["untrained subspace"].dropna().groupby("seed").mean()
+    assert per_seed[0] != per_seed[1]
+
+
+def test_controls_are_smoothed_like_the_method():
+    values = np.asarray([np.nan, 1.0, 3.0, np.inf, 2.0, 2.0, np.nan, 2.0])
+    got = runs._smooth({"a": values}, 3)["a"]
+    np.testing.assert_array_equal(got, koopman.smooth(jnp.asarray(values), 3))
+    np.testing.assert_array_equal(got[1:6], [1, 2, np.inf, np.inf, np.inf])
+
+
+def test_the_clock_keeps_methods_and_compiling_apart(monkeypatch):
+    ticks = iter(range(0, 1000, 7))
+    monkeypatch.setattr(runs.time, "perf_counter", lambda: float(next(ticks)))
+    clock = runs._Clock()
+    work = clock.timed(lambda x: x + 1)
+    clock.method = "a"
+    for _ in range(2):
+        assert work(jnp.ones(3)).tolist() == [2, 2, 2]
+    clock.method = "b"
+    assert clock.measure(lambda: 5) == 5
+    table = clock.table(seeds=2)
+    assert table.loc["a"].tolist() == [7, 7]  # one compilation; two runs over two seeds
+    assert table.loc["b"].tolist() == [0, 3.5]
+
+
 def test_streams_without_labels_or_length_are_refused(awkward):
     with pytest.raises(ValueError, match="no labelled test stream"):
         runs.run_fedkad(dataclasses.replace(awkward, labels={}), SMALL)
@@ -110,11 +200,46 @@ def test_streams_without_labels_or_length_are_refused(awkward):
         ({"quantile": 99.0}, "quantile is a probability"),
         ({"rounds": -1}, "rounds cannot be negative"),
         ({"rank": 10**6}, "rank must lie between"),
+        ({"rho": math.inf}, "rho must be positive and finite"),
     ],
 )
 def test_bad_fedkad_settings_are_named(awkward, change, message):
     with pytest.raises(ValueError, match=message):
         runs.run_fedkad(awkward, dataclasses.replace(SMALL, **change), seeds=(0,))
+
+
+@pytest.mark.parametrize("seeds", [(), (0, 0), (-1,)])
+def test_seeds_are_checked_before_any_work(awkward, seeds):
+    with pytest.raises(ValueError, match="seeds must be distinct, not negative, and at least one"):
+        runs.run_fedkad(awkward, SMALL, seeds=seeds)
+    with pytest.raises(ValueError, match="seeds must be distinct, not negative, and at least one"):
+        runs.run_geodesic(data.iris(), TINY, seeds=seeds)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quantile": 1.5}, "quantile is a probability"),
+        ({"rounds": -1}, "rounds cannot be negative"),
+        ({"learning_rate": 0.0}, "learning_rate must be positive"),
+    ],
+)
+def test_bad_geodesic_settings_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        runs.run_geodesic(data.iris(), dataclasses.replace(TINY, **change), seeds=(0,))
+
+
+def test_nothing_of_the_test_rows_reaches_training():
+    table = data.iris()
+    task = runs._one_class(table, TINY, 1, seed=3)
+    test = data.stratified_split(table.y, seed=3).test
+    x = table.x.copy()
+    x[test] = 1e3
+    other = runs._one_class(dataclasses.replace(table, x=x), TINY, 1, seed=3)
+    for got, want in zip([*other.clients, other.validation], [*task.clients, task.validation], strict=True):
+        np.testing.assert_array_equal(got, want)
+    assert all(len(rows) for rows in task.clients)
+    assert sum(map(len, task.clients)) == 30  # 60 % of the 50 rows of the class
 
 
 @pytest.fixture(scope="module", params=[0.01, pytest.param(None, marks=pytest.mark.slow)])

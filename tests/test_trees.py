@@ -31,6 +31,8 @@ def test_mean_is_weighted_and_zero_without_weight():
     np.testing.assert_allclose(trees.mean(values, jnp.asarray([3.0, 1.0]))["a"], [1.5, 3.0])
     np.testing.assert_array_equal(trees.mean(values, jnp.zeros(2))["a"], [0, 0])
     assert trees.mean((), jnp.ones(2)) == ()
+    assert trees.mean(jnp.asarray([2, 4]), jnp.ones(2)) == 3
+    assert trees.mean(jnp.asarray([True, False]), jnp.ones(2)) == 0.5
 
 
 def test_all_finite_by_client():

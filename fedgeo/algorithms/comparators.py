@@ -91,7 +91,7 @@ def autoregression(lift: koopman.Lift, moments: Moments, *, ridge: float = 1e-2)
         moments: of one client.
         ridge: relative to the mean eigenvalue of the window's moments.
     """
-    size, wide = moments.xx.shape[-1], lift.weight.shape[1]
+    size, wide = moments.xx.shape[-1], lift.wide
     gram = moments.xx[:wide, :wide]
     scale = jnp.trace(gram) / wide
     scale = jnp.where(scale > 0, scale, 1)

@@ -17,25 +17,41 @@ class Lift(NamedTuple):
     """The fixed observables of eq. 7, shared by all clients: ``Phi(z) = [z, tanh(weight z + bias)]``.
 
     Attributes:
-        weight: ``(d_lift, W C)``.
+        weight: ``(d_lift, W, C)``.
         bias: ``(d_lift,)``.
     """
 
     weight: jax.Array
     bias: jax.Array
 
+    @property
+    def matrix(self) -> jax.Array:
+        """The weight ``(d_lift, W C)`` of a flattened window."""
+        return self.weight.reshape(self.weight.shape[0], self.wide)
+
+    @property
+    def wide(self) -> int:
+        """W C."""
+        return self.weight.shape[1] * self.weight.shape[2]
+
+    @property
+    def dimension(self) -> int:
+        """D = W C + d_lift."""
+        return self.wide + self.weight.shape[0]
+
     def __call__(self, z: jax.Array) -> jax.Array:
-        """Lifted states ``(..., D)`` of windowed states ``(..., W C)``; D = W C + d_lift."""
-        hidden = jnp.einsum("...d,ld->...l", z, self.weight, precision="highest")
+        """Lifted states ``(..., D)`` of windowed states ``(..., W C)``."""
+        hidden = jnp.einsum("...d,ld->...l", z, self.matrix, precision="highest")
         bias = jnp.expand_dims(self.bias, range(hidden.ndim - 1))
         return jnp.concatenate([z, jnp.tanh(hidden + bias)], axis=-1)
 
     def window(self, channels: int) -> int:
-        """W, for streams with that many channels."""
-        window, rest = divmod(self.weight.shape[1], channels)
-        if rest:
+        """W; ValueError for streams of another number of channels than the lift was made for."""
+        _, window, wanted = self.weight.shape
+        if channels != wanted:
             raise ValueError(
-                f"this lift reads windows of {self.weight.shape[1]} numbers, not of {channels} channels"
+                f"this lift reads {wanted} channels, got streams of {channels}; "
+                f"make one with random_lift(key, channels={channels})"
             )
         return window
 
@@ -52,9 +68,8 @@ def random_lift(key: Key, channels: int, *, window: int = 20, size: int = 128) -
     if min(channels, window) < 1 or size < 0:
         raise ValueError(f"need channels, window >= 1 and size >= 0, got {channels}, {window}, {size}")
     weight_key, bias_key = jax.random.split(key)
-    d = window * channels
     return Lift(
-        jax.random.normal(weight_key, (size, d)) / jnp.sqrt(d),
+        jax.random.normal(weight_key, (size, window, channels)) / jnp.sqrt(window * channels),
         jax.random.uniform(bias_key, (size,), minval=-1.0, maxval=1.0),
     )
 
@@ -201,7 +216,7 @@ def contributions(
         channel and is 0 for ``residual="newest"``.
     """
     channels = x.shape[1]
-    wide = detector.lift.weight.shape[1]
+    wide = detector.lift.wide
 
     def by_channel(errors: jax.Array) -> jax.Array:
         rows = errors[:, :wide] if residual == "full" else errors
@@ -224,7 +239,7 @@ def counted(
         raise ValueError(f'residual must be "full" or "newest", got {residual!r}')
     if scale not in ("none", "variance", "log"):
         raise ValueError(f'scale must be "none", "variance" or "log", got {scale!r}')
-    wide = detector.lift.weight.shape[1]
+    wide = detector.lift.wide
     entries = slice(wide - channels, wide) if residual == "newest" else slice(None)
     if scale == "none":
         return entries, None
@@ -295,12 +310,15 @@ def fold_errors(
 
 
 def smooth(scores: jax.Array, width: int) -> jax.Array:
-    """Causal moving mean over the last ``width`` finite scores: ``(T,) -> (T,)``; NaN where the score itself is."""
-    known = jnp.isfinite(scores)
-    values = jnp.where(known, scores, 0)
-    total, count = values, known.astype(scores.dtype)
-    for lag in range(1, min(width, scores.shape[0])):  # summed anew for each row: a running sum would drift
-        shift = jnp.zeros(lag, scores.dtype)
-        total = total + jnp.concatenate([shift, values[:-lag]])
-        count = count + jnp.concatenate([shift, known[:-lag].astype(scores.dtype)])
+    """Causal moving mean over the last ``width`` known scores: ``(T,) -> (T,)``; NaN where the score itself is.
+
+    An infinite score is known, and makes the mean infinite: it is an alarm, not a gap.
+    """
+    known = ~jnp.isnan(scores)
+
+    def moving_sum(values: jax.Array) -> jax.Array:  # summed anew for each row: a running sum would drift
+        zero = jnp.zeros((), values.dtype)
+        return jax.lax.reduce_window(values, zero, jax.lax.add, (width,), (1,), [(width - 1, 0)])
+
+    total, count = moving_sum(jnp.where(known, scores, 0)), moving_sum(known.astype(scores.dtype))
     return jnp.where(known, total / jnp.maximum(count, 1), jnp.nan)

@@ -69,8 +69,8 @@ def trainer(
 
 
 def row_count(rows: Rows) -> jax.Array:
-    """n_k as a float, FedAvg's weight."""
-    return jnp.sum(rows.mask, dtype=rows.x.dtype)
+    """n_k as a float32, FedAvg's weight; half precision would overflow or round it."""
+    return jnp.sum(rows.mask, dtype=jnp.float32)
 
 
 def shared_start(model: Model, key: Key, data: Rows) -> tuple[PyTree, PyTree]:

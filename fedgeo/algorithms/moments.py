@@ -105,7 +105,7 @@ def merge(*parts: Moments) -> Moments:
 def begin(lift: Lift, channels: int) -> Stream:
     """A :class:`Stream` of C channels of which no row has come yet."""
     window, dtype = lift.window(channels), lift.weight.dtype
-    size = sum(lift.weight.shape)
+    size = lift.dimension
     none = Moments(*(jnp.zeros(shape, dtype) for shape in ((), (size, size), (size, size), (size,))))
     return Stream(none, jnp.zeros((window, channels), dtype), jnp.zeros(window, bool))
 
@@ -150,7 +150,7 @@ def _lagged_products(lift: Lift, x: jax.Array, valid: jax.Array, *, chunk: int, 
         counts = jax.lax.dynamic_slice_in_dim(valid, start, chunk)
         # One state more than pairs, for h(s+1) of the last pair; it counts for nothing itself.
         span = barrier(jnp.concatenate([rows[lag : lag + chunk + 1] for lag in range(window + 1)], axis=1))
-        hidden = barrier(jnp.tanh(_matmul(span[:, : window * channels], lift.weight.T) + lift.bias[None]))
+        hidden = barrier(jnp.tanh(_matmul(span[:, : window * channels], lift.matrix.T) + lift.bias[None]))
         left = jnp.concatenate([rows[: chunk + 1], hidden], axis=1)
         left = barrier(jnp.where(jnp.append(counts, False)[:, None], left, 0))
         pair = barrier(jnp.concatenate([hidden, jnp.roll(hidden, -1, axis=0)], axis=1))
@@ -186,7 +186,7 @@ def _edge_products(lift: Lift, x: jax.Array, valid: jax.Array) -> jax.Array:
         phi = lift(rows)
         return total + _matmul((weight[:, None] * phi).T, phi)
 
-    size = sum(lift.weight.shape)
+    size = lift.dimension
     return jax.lax.fori_loop(0, rounds, add, jnp.zeros((size, size), x.dtype))
 
 

@@ -84,6 +84,6 @@ def update(
         jnp.concatenate([jnp.zeros(1, total.dtype), total[:-1]]),
         recent,
     )
-    known = jnp.isfinite(recent)
+    known = ~jnp.isnan(recent)
     mean = jnp.sum(jnp.where(known, recent, 0)) / jnp.maximum(jnp.sum(known), 1)
     return new, jnp.where(known[0], mean, jnp.nan)

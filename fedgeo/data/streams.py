@@ -7,6 +7,7 @@ normal rows and 1 for anomalous ones, and no function of this module lets them t
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,6 +99,8 @@ def from_arrays(
     if channels is None:
         channels = _columns(named_train[first], _shape(named_train[first], first, "train"))
     channels = tuple(str(c) for c in channels)
+    if doubled := [name for name, times in Counter(channels).items() if times > 1]:
+        raise ValueError(f"several channels are called {_listed(doubled)}; want one name a channel")
 
     def matrices(clients: dict[str, Any], part: str) -> dict[str, np.ndarray]:
         return {n: _matrix(value, channels, n, part) for n, value in clients.items()}
@@ -250,6 +253,8 @@ def _text_file(path: Path) -> np.ndarray:
 
 def _named(clients: Clients, part: str) -> dict[str, Any]:
     if isinstance(clients, Mapping):
+        if doubled := [name for name, times in Counter(map(str, clients)).items() if times > 1]:
+            raise ValueError(f"{part} has several clients called {_listed(doubled)}; want one name a client")
         return {str(name): value for name, value in clients.items()}
     one_array = isinstance(clients, np.ndarray) and clients.ndim < (2 if part == "labels" else 3)
     if one_array or isinstance(clients, pd.DataFrame):

@@ -68,7 +68,7 @@ def test_equals_the_numpy_loop(lift, streams, series, projection, cohort):
     start = federation.init(alg, key, data)
     state, history = federation.fit(alg, key, data, rounds=5, sampler=federation.uniform(cohort))
 
-    weight, bias = (np.asarray(p, np.float64) for p in lift)
+    weight, bias = (np.asarray(p, np.float64) for p in (lift.matrix, lift.bias))
     Z, P, duals, raw = reference.admm(
         [s.astype(np.float64) for s in streams], weight, bias, WINDOW,
         np.asarray(start.server, np.float64), list(np.asarray(start.clients.frame, np.float64)),
@@ -199,7 +199,7 @@ def test_moments_count_only_pairs_within_runs_of_known_rows(lift, streams):
     gap[40:43] = False
     got = moments.second_moments(lift, Series(jnp.asarray(x * gap[:, None]), jnp.asarray(gap)), chunk=16)
     parts = [np.asarray(part, np.float64) for part in (x[:40], x[43:])]
-    weight, bias = (np.asarray(p, np.float64) for p in lift)
+    weight, bias = (np.asarray(p, np.float64) for p in (lift.matrix, lift.bias))
     phis = [reference.snapshots(part, weight, bias, WINDOW) for part in parts]
     X = np.concatenate([phi[:, :-1] for phi in phis], axis=1)
     Y = np.concatenate([phi[:, 1:] for phi in phis], axis=1)
@@ -263,3 +263,30 @@ def test_spectral_radius_and_cap(q):
     capped = np.asarray(koopman.cap_spectrum(jnp.asarray(q, jnp.float32), 0.5), np.float64)
     assert np.isfinite(capped).all()
     assert np.abs(np.linalg.eigvals(capped)).max() <= min(want, 0.5) * (1 + 1e-2) + 1e-9
+
+
+def test_the_deployed_operator_is_capped(lift, series):
+    data, key = moments.prepare(lift, series), jax.random.key(0)
+    free, capped = (
+        fedkad(lift, rank=RANK, start="warm", ridge=1e-6, spectral_cap=cap) for cap in (10.0, 0.5)
+    )
+    state = federation.init(free, key, data)
+    radii = [
+        np.abs(np.linalg.eigvals(np.asarray(federation.deploy(alg, state, data).operator, np.float64))).max(
+            axis=1
+        )
+        for alg in (free, capped)
+    ]
+    assert (radii[0] > 0.6).all()
+    np.testing.assert_allclose(radii[1], 0.5, rtol=1e-3)
+
+
+def test_smoothing_keeps_an_infinite_score(lift):
+    """A saturated sensor is an alarm, not a gap."""
+    got = koopman.smooth(jnp.asarray([jnp.nan, 1.0, 3.0, jnp.inf, 2.0, 2.0, 2.0]), 3)
+    np.testing.assert_array_equal(got, [np.nan, 1, 2, np.inf, np.inf, np.inf, 2])
+
+
+def test_a_lift_reads_only_its_own_channels(lift):
+    with pytest.raises(ValueError, match="this lift reads 3 channels, got streams of 6"):
+        moments.second_moments(lift, Series(jnp.ones((30, 6)), jnp.ones(30, bool)))

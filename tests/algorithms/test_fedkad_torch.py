@@ -25,7 +25,7 @@ def test_agrees_with_ours():
     key = jax.random.key(1)
     start = federation.init(alg, key, data).server
     state, history = federation.fit(alg, key, data, rounds=3, sampler=federation.uniform(2))
-    weight, bias, frame = (torch.from_numpy(np.array(part)) for part in (*lift, start))
+    weight, bias, frame = (torch.from_numpy(np.array(part)) for part in (lift.matrix, lift.bias, start))
     server, clients = _fedkad_torch.fit(
         [torch.from_numpy(one) for one in x],
         weight,

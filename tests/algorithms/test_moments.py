@@ -15,7 +15,7 @@ extend = jax.jit(moments.extend)
 
 def dense(lift, x, mask, window):
     """The definition: every pair of neighbouring windows, lifted one by one, in float64."""
-    weight, bias = (np.asarray(p, np.float64) for p in lift)
+    weight, bias = (np.asarray(p, np.float64) for p in (lift.matrix, lift.bias))
     x = np.asarray(x, np.float64)
     starts = [s for s in range(len(x) - window) if mask[s : s + window + 1].all()]
     states = []
@@ -138,7 +138,7 @@ def test_long_streams_lose_no_digits():
     lift = koopman.random_lift(jax.random.key(0), 2, window=3, size=4)
     x = noise(0, 200_000, 2) + 1  # an offset, so that sums grow all the way
     got = second_moments(lift, Series(jnp.asarray(x), jnp.ones(len(x), bool)))
-    weight, bias = (np.asarray(p, np.float64) for p in lift)
+    weight, bias = (np.asarray(p, np.float64) for p in (lift.matrix, lift.bias))
     z = np.lib.stride_tricks.sliding_window_view(x.astype(np.float64), 3, axis=0)
     z = z.transpose(0, 2, 1).reshape(len(z), -1)
     phi = np.concatenate([z, np.tanh(z @ weight.T + bias)], axis=1)

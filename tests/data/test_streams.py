@@ -237,3 +237,11 @@ def test_published_machines_have_their_published_shape(data_root: Path) -> None:
     if len(smd) == 28:
         assert summary["train_rows"].sum() == 708_405
         assert summary["test_rows"].sum() == 708_420
+
+
+def test_names_that_would_be_one_are_refused() -> None:
+    x = np.ones((5, 2))
+    with pytest.raises(ValueError, match="several clients called 1"):
+        streams.from_arrays({1: x, "1": x})
+    with pytest.raises(ValueError, match="several channels are called a"):
+        streams.from_arrays([pd.DataFrame(x, columns=["a", "a"])])

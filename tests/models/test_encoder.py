@@ -108,3 +108,21 @@ def test_the_planes_centre_keeps_away_from_zero():
 def test_bad_arguments_are_named(call):
     with pytest.raises(ValueError, match=r"want|must be"):
         call()
+
+
+def test_training_is_mixed_and_dropped_out(rows):
+    x, mask = rows
+    made = {
+        (mixup, rate): encoder.geodesic_svdd(latent=6, width=16, mixup=mixup, dropout=rate)
+        for mixup in ("slerp", "lerp", "none")
+        for rate in (0.0, 0.5)
+    }
+    params = made["none", 0.0].init(jax.random.key(1), x)
+    anchor = made["none", 0.0].anchor(params, x, mask)
+    loss = {
+        how: [float(model.loss(jax.random.key(k), params, anchor, x, mask)) for k in (0, 1)]
+        for how, model in made.items()
+    }
+    assert loss["none", 0.0][0] == loss["none", 0.0][1]  # nothing random is left
+    assert loss["none", 0.5][0] != loss["none", 0.5][1]
+    assert len({loss[mixup, 0.0][0] for mixup in ("slerp", "lerp", "none")}) == 3

@@ -1,0 +1,5 @@
+"""``python -m fedgeo`` is the command ``fedgeo``."""
+
+from fedgeo.cli import main
+
+main()
