@@ -113,7 +113,7 @@ class Demo:
         report.plot_stream(
             self.out / "stream.png", streams.test[client], temporal.example[client], temporal.thresholds[client],
             streams.labels[client], channels=streams.channels,
-            title=f"FedKAD, warm start, on {client} of a generated federation, first seed",
+            title=f"FedKAD, recommended, on {client} of a generated federation, first seed",
         )  # fmt: skip
         console.print(f"Picture: {self.out / 'stream.png'}")
         console.print(f"Demo took {time.perf_counter() - began:.0f} s.")

@@ -19,7 +19,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedgeo import evaluation
-from fedgeo.algorithms.fedkad import POWER_ITERATIONS
+from fedgeo.algorithms.fedkad import POWER_ITERATIONS, RECOMMENDED
 from fedgeo.runs import METRICS, Result
 
 TITLES = {
@@ -113,6 +113,8 @@ def reading(result: Result) -> list[str]:
         lines += [
             "PA%K is the F1 that counts a whole anomalous segment as found once K % of it is: noise scores high there, "
             "see the random row; judge by AUROC, AP (average precision) and F1.",
+            f"All scores are smoothed over {settings['smoothing']} rows, those of FedKAD, recommended, over "
+            f"{RECOMMENDED['smoothing']}: it counts the newest row alone, which the others count in every window.",
             f"FedKAD draws {settings['cohort']} of {settings['clients']} clients a round; the local-only rows train "
             "every client in every round, which is more work, not less.",
         ]

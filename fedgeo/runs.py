@@ -22,7 +22,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from fedgeo import data, evaluation, federation, trees
 from fedgeo.algorithms import koopman, moments
 from fedgeo.algorithms.fedavg import fedavg
-from fedgeo.algorithms.fedkad import Start, fedkad
+from fedgeo.algorithms.fedkad import RECOMMENDED, Start, fedkad
 from fedgeo.algorithms.local import local_only
 from fedgeo.algorithms.one_shot import one_shot
 from fedgeo.baselines import controls
@@ -112,6 +112,8 @@ class KoopmanSettings:
         start: all clients from one random frame ("shared"), each from its own ("independent"), or all from the leading
             subspace of their mean moments ("warm", not the paper's; the table has a row for it in any case).
         spectral_cap: bound on the spectral radius of deployed operators.
+        residual: the score counts every entry of the lifted window ("full", the paper's) or its newest row ("newest").
+        scale: each entry as it is ("none", the paper's), by its training variance, or the log of that.
         horizon: H, steps predicted by the score.
         smoothing: rows of the causal moving mean over scores, for every row of the table.
         rounds: R.
@@ -130,6 +132,8 @@ class KoopmanSettings:
     projection: Literal["horizontal", "tangent"] = "horizontal"
     start: Start = "shared"
     spectral_cap: float = 0.995
+    residual: koopman.Residual = "full"
+    scale: koopman.Scale = "none"
     horizon: int = 1
     smoothing: int = 5
     rounds: int = 30
@@ -139,8 +143,12 @@ class KoopmanSettings:
 
     def algorithm(self, lift: koopman.Lift) -> FedAlgorithm:
         """FedKAD with these settings."""
-        names = ("rank", "rho", "step_size", "inner_steps", "ridge", "projection", "start", "spectral_cap")
-        return fedkad(lift, **{n: getattr(self, n) for n in (*names, "horizon", "smoothing")})
+        own = ("window", "lift_size", "rounds", "participation", "validation", "quantile")
+        return fedkad(lift, **{n: v for n, v in dataclasses.asdict(self).items() if n not in own})
+
+    def scoring(self) -> "KoopmanSettings":
+        """The same for all settings that score alike."""
+        return dataclasses.replace(self, start="shared")
 
     def check(self) -> None:
         """Raise ValueError for a value that only a run can judge."""
@@ -192,27 +200,27 @@ def run_fedkad(
     channels = stacked.x.shape[-1]
     cohort = max(round(settings.participation * len(streams)), 1)
 
-    uniform = federation.uniform(cohort)
-    warm = dataclasses.replace(settings, start="warm")
-    untrained = dataclasses.replace(settings, start="shared")
+    uniform, replace = federation.uniform(cohort), dataclasses.replace
+    variants = {
+        "FedKAD": _Variant(settings, uniform, settings.rounds),
+        "FedKAD, warm": _Variant(replace(settings, start="warm"), uniform, settings.rounds),
+        "FedKAD, recommended": _Variant(replace(settings, **RECOMMENDED), uniform, settings.rounds),
+        "untrained subspace": _Variant(replace(settings, start="shared"), uniform, 0),
+        "local-only": _Variant(settings, federation.everyone, settings.rounds, alone=True),
+        "local-only, warm": _Variant(
+            replace(settings, start="warm"), federation.everyone, settings.rounds, alone=True
+        ),
+    }
     clock = _Clock()
     prepare = clock.timed(moments.prepare)
-    any_lift = koopman.random_lift(
-        jax.random.key(0), channels, window=settings.window, size=settings.lift_size
+    draw_lift = partial(
+        koopman.random_lift, channels=channels, window=settings.window, size=settings.lift_size
     )
-    score = clock.timed(
-        partial(federation.score, settings.algorithm(any_lift))
-    )  # a detector brings its own lift
-    trainers = {
-        "FedKAD": clock.timed(_trainer(settings.algorithm, uniform, settings.rounds)),
-        "FedKAD, warm": clock.timed(_trainer(warm.algorithm, uniform, settings.rounds)),
-        "untrained subspace": clock.timed(_trainer(untrained.algorithm, uniform, 0)),
-        "local-only": clock.timed(
-            _trainer(lambda lift: local_only(settings.algorithm(lift)), federation.everyone, settings.rounds)
-        ),
-        "local-only, warm": clock.timed(
-            _trainer(lambda lift: local_only(warm.algorithm(lift)), federation.everyone, settings.rounds)
-        ),
+    any_lift = draw_lift(jax.random.key(0))  # a detector brings its own
+    trainers = {name: clock.timed(variant.train) for name, variant in variants.items()}
+    scorers = {
+        how: clock.timed(partial(federation.score, how.algorithm(any_lift)))
+        for how in {variant.settings.scoring() for variant in variants.values()}
     }
     frames: list[pd.DataFrame] = []
     example: dict[str, np.ndarray] = {}
@@ -220,9 +228,7 @@ def run_fedkad(
     steps = len(seeds) * (len(trainers) + 2)
     for seed in seeds:
         key = jax.random.key(seed)
-        lift = koopman.random_lift(
-            jax.random.fold_in(key, 1), channels, window=settings.window, size=settings.lift_size
-        )
+        lift = draw_lift(jax.random.fold_in(key, 1))
         on_step(f"seed {seed}: second moments", steps)
         clock.method = "second moments"
         sums = prepare(lift, stacked)
@@ -231,6 +237,7 @@ def run_fedkad(
             clock.method = method
             detectors, history = train_method(key, lift, sums)
             clock.method = "scoring"
+            score = scorers[variants[method].settings.scoring()]
             if method.startswith("FedKAD"):
                 notes += [
                     f"{method}, seed {seed}: {line}" for line in federation.incidents(history, streams.names)
@@ -241,7 +248,7 @@ def run_fedkad(
             )
             frame, limits = _judge(on_validation, on_test, streams.labels, settings.quantile)
             frames.append(frame.assign(method=method, seed=seed))
-            if method == "FedKAD, warm" and not example:
+            if method == "FedKAD, recommended" and not example:
                 example, thresholds = on_test, limits
     for seed in seeds:
         on_step(f"seed {seed}: control rows", steps)
@@ -285,10 +292,19 @@ def _usable_streams(streams: data.Streams, settings: KoopmanSettings) -> tuple[d
     return streams.select(keep), notes
 
 
-def _trainer(
-    make: Callable[[koopman.Lift], FedAlgorithm], sampler: federation.Sampler, rounds: int
-) -> Callable[[Key, koopman.Lift, moments.Moments], tuple[PyTree, federation.RoundInfo]]:
-    return lambda key, lift, sums: _train(make(lift), key, sums, sampler, rounds)
+class _Variant(NamedTuple):
+    """One trained row of the table."""
+
+    settings: KoopmanSettings
+    sampler: federation.Sampler
+    rounds: int
+    alone: bool = False
+
+    def train(
+        self, key: Key, lift: koopman.Lift, sums: moments.Moments
+    ) -> tuple[PyTree, federation.RoundInfo]:
+        alg = self.settings.algorithm(lift)
+        return _train(local_only(alg) if self.alone else alg, key, sums, self.sampler, self.rounds)
 
 
 def _train(

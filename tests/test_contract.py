@@ -12,7 +12,7 @@ import pytest
 from fedgeo import federation, trees
 from fedgeo.algorithms import koopman, moments
 from fedgeo.algorithms.fedavg import fedavg
-from fedgeo.algorithms.fedkad import fedkad
+from fedgeo.algorithms.fedkad import RECOMMENDED, fedkad
 from fedgeo.algorithms.local import local_only
 from fedgeo.algorithms.one_shot import one_shot
 from fedgeo.models.encoder import geodesic_svdd, mlp_svdd
@@ -34,13 +34,14 @@ ALGORITHMS = {
     "fedkad": fedkad(LIFT, rank=2, inner_steps=2),
     "fedkad_tangent": fedkad(LIFT, rank=2, inner_steps=2, projection="tangent", start="independent"),
     "fedkad_warm": fedkad(LIFT, rank=2, inner_steps=2, start="warm"),
+    "fedkad_recommended": fedkad(LIFT, rank=2, inner_steps=2, **RECOMMENDED),
     "geodesic_iter": fedavg(MODEL, epochs=2, batch_size=16),
     "fedavg_mlp": fedavg(mlp_svdd(latent=4, width=8), epochs=2, batch_size=16),
     "geodesic_one_shot": one_shot(MODEL, epochs=2, batch_size=16),
     "local_fedkad": local_only(fedkad(LIFT, rank=2, inner_steps=2)),
     "local_geodesic": local_only(fedavg(MODEL, epochs=2, batch_size=16)),
 }
-SERIES = {"fedkad", "fedkad_tangent", "fedkad_warm", "local_fedkad"}
+SERIES = {"fedkad", "fedkad_tangent", "fedkad_warm", "fedkad_recommended", "local_fedkad"}
 
 
 THREE = federation.uniform(3)

@@ -13,7 +13,7 @@ from fedgeo.baselines import controls
 SMALL = runs.KoopmanSettings(window=5, lift_size=8, rank=4, rounds=4, inner_steps=2, smoothing=3)
 TINY = runs.GeodesicSettings(latent=4, width=16, blocks=1, rounds=3, one_shot_epochs=3)
 FEDKAD_ROWS = {
-    "FedKAD", "FedKAD, warm", "untrained subspace", "local-only", "local-only, warm",
+    "FedKAD", "FedKAD, warm", "FedKAD, recommended", "untrained subspace", "local-only", "local-only, warm",
     "random", "row norm", "persistence", "PCA", "window PCA",
 }  # fmt: skip
 GEODESIC_ROWS = {
