@@ -40,6 +40,28 @@ def test_example_pca_by_riemannian_adam_in_one_scan():
 
 
 def test_example_mixed_parameters():
+    p = {"X": stiefel.random(KEY, (3, 6, 2)), "x": sphere.random(KEY, (5,)), "b": jnp.ones(4)}
+    goal = {"X": p["X"][..., ::-1], "x": p["x"][::-1], "b": -p["b"]}
+    adam = optax.adam(0.01)
+    rules = {
+        "X": optim.riemannian(adam, optim.Stiefel()),
+        "x": optim.riemannian(adam, optim.Sphere()),
+        "b": adam,
+    }
+    tx = optax.multi_transform(rules, {name: name for name in p})
+    loss = lambda p: sum(jnp.sum((p[name] - goal[name]) ** 2) for name in p)  # noqa: E731
+
+    def step(carry, _):  # fmt: skip
+        updates, state = tx.update(jax.grad(loss)(carry[0]), carry[1], carry[0])
+        return (optax.apply_updates(carry[0], updates), state), None
+
+    (p, _), _ = jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), length=1500))(p)  # fmt: skip
+    assert loss(p) < 1e-4
+    assert orthonormality(p["X"]) <= 10 * eps(jnp.float32)
+    assert abs(jnp.linalg.norm(p["x"]) - 1) <= 4 * eps(jnp.float32)
+
+
+def test_mixed_parameters_with_chains_reach_their_targets():
     parameters = {
         "frames": stiefel.random(jax.random.key(0), (3, 6, 2)),
         "center": sphere.random(jax.random.key(1), (5,)),
