@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedgeo import trees as trees
     from fedgeo.algorithms import koopman as koopman
     from fedgeo.algorithms.fedavg import fedavg as fedavg
+    from fedgeo.algorithms.fedkad import RECOMMENDED as RECOMMENDED
     from fedgeo.algorithms.fedkad import fedkad as fedkad
     from fedgeo.algorithms.koopman import random_lift as random_lift
     from fedgeo.algorithms.local import local_only as local_only
@@ -47,7 +48,7 @@ _MODULES = {
 }
 _HOMES = {
     "fedgeo.algorithms.fedavg": ("fedavg",),
-    "fedgeo.algorithms.fedkad": ("fedkad",),
+    "fedgeo.algorithms.fedkad": ("RECOMMENDED", "fedkad"),
     "fedgeo.algorithms.koopman": ("random_lift",),
     "fedgeo.algorithms.local": ("local_only",),
     "fedgeo.algorithms.moments": ("prepare",),

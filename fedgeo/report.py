@@ -103,8 +103,9 @@ def reading(result: Result) -> list[str]:
     )
     lines = [
         f"Percent. Each {unit} is evaluated alone; the mean is over those for which a metric is defined, then over "
-        f"{'the seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}{spread}. Column n counts those "
-        "means: the fewest and the most of any metric where they differ.",
+        f"{'the seeds' if len(seeds) > 1 else 'seed'} {', '.join(map(str, seeds))}{spread}. Column n says how many "
+        f"{'clients' if result.unit == 'client' else 'classes'} the means cover, of how many: the fewest and the most "
+        "where the metrics differ.",
         f"One rule for all rows: an alarm is a score above the {settings['quantile']:g} quantile of the validation "
         f"scores{' of normal rows' if result.unit == 'class' else ''}, no test label was used; the column alarms is "
         "the share of test rows that raised one.",
@@ -120,8 +121,8 @@ def reading(result: Result) -> list[str]:
         ]
     else:
         lines.append(
-            "Features are scaled with the training rows of all classes, as the paper does; only the class held normal "
-            "is trained on."
+            "Features are scaled with the training rows of all classes (the paper does not say of which); only the "
+            "class held normal is trained on."
         )
     return lines
 
@@ -161,10 +162,10 @@ def _markdown(result: Result, made_by: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in made_by["versions"].items())
     parts = [
         f"# {result.name}",
-        shown(result).to_markdown(),
+        shown(result).to_markdown(disable_numparse=True),
         "\n".join(reading(result)),
         "## Wall time",
-        shown_seconds(result).to_markdown(),
+        shown_seconds(result).to_markdown(disable_numparse=True),
         upload(result),
         "## Notes",
         "\n".join(f"- {note}" for note in result.notes) or "None.",

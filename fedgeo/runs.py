@@ -158,10 +158,7 @@ class KoopmanSettings:
             raise ValueError(
                 f"validation is a share of each training stream in (0, 1), got {self.validation}"
             )
-        if not 0 < self.quantile <= 1:
-            raise ValueError(f"quantile is a probability in (0, 1], got {self.quantile}")
-        if self.rounds < 0:
-            raise ValueError(f"rounds cannot be negative, got {self.rounds}")
+        _check_rounds_and_quantile(self.rounds, self.quantile)
 
 
 def run_fedkad(
@@ -174,8 +171,8 @@ def run_fedkad(
     """FedKAD on a federation of streams, with control rows.
 
     Args:
-        streams: clients with train, test and labels. One whose training part holds no pair of windows, or whose test
-            stream no prediction, is left out and named.
+        streams: clients with train, test and labels. One whose training, validation or test part is too short for a
+            single prediction is left out of all rows, and named.
         settings: the paper's by default.
         seeds: each draws the lift, the start and the cohorts anew.
         on_step: for progress.
@@ -322,7 +319,7 @@ def _smooth(scores: Mapping[str, np.ndarray], width: int) -> dict[str, np.ndarra
     def one(values: np.ndarray) -> np.ndarray:
         with_past = np.concatenate([np.full(width - 1, np.nan), values])
         known = sliding_window_view(~np.isnan(with_past), width)
-        total = sliding_window_view(np.nan_to_num(with_past, nan=0.0, posinf=np.inf), width).sum(axis=1)
+        total = sliding_window_view(np.where(np.isnan(with_past), 0.0, with_past), width).sum(axis=1)
         return np.where(np.isnan(values), np.nan, total / np.maximum(known.sum(axis=1), 1))
 
     return {name: one(values) for name, values in scores.items()}
@@ -381,12 +378,16 @@ class GeodesicSettings:
 
     def check(self) -> None:
         """Raise ValueError for a value that only a run can judge."""
-        if self.rounds < 0:
-            raise ValueError(f"rounds cannot be negative, got {self.rounds}")
-        if not 0 < self.quantile <= 1:
-            raise ValueError(f"quantile is a probability in (0, 1], got {self.quantile}")
+        _check_rounds_and_quantile(self.rounds, self.quantile)
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
+
+
+def _check_rounds_and_quantile(rounds: int, quantile: float) -> None:
+    if rounds < 0:
+        raise ValueError(f"rounds cannot be negative, got {rounds}")
+    if not 0 < quantile <= 1:
+        raise ValueError(f"quantile is a probability in (0, 1], got {quantile}")
 
 
 def _check_seeds(seeds: Sequence[int]) -> None:
@@ -416,8 +417,8 @@ def run_geodesic(
     """Geodesic-SVDD on a labelled table, each class in turn held normal, with control rows.
 
     Rows are split 60/20/20 into train, validation and test, class by class; train rows are dealt out to K clients,
-    scaled with the federation's own mean and sd, and each client keeps its rows of the normal class. All classes and
-    seeds train as one vmapped program.
+    scaled with the federation's own mean and sd, or median and quartiles, and each client keeps its rows of the normal
+    class. All classes and seeds train as one vmapped program.
 
     Args:
         table: the data set.

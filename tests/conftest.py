@@ -23,7 +23,10 @@ DATA_SETS = ("SMAP_MSL", "SMD", "titanic", "adult")
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 jax.config.update("jax_numpy_rank_promotion", "raise")
-jax.config.update("jax_compilation_cache_dir", str(CACHE / "jax"))
+# One folder a process: JAX reads what another process is still writing.
+jax.config.update(
+    "jax_compilation_cache_dir", str(CACHE / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "main"))
+)
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
@@ -43,14 +46,20 @@ def data_root() -> Path:
     unpack = REPOSITORY.parent / "shared" / "data" / "unpack.py"
     if not unpack.exists():
         pytest.skip("no real data: set FEDGEO_DATA to a folder with data sets in their published layouts")
-    root = CACHE / "data"
     for name in DATA_SETS:
-        if not (root / name).exists():
-            root.mkdir(parents=True, exist_ok=True)
-            partial = Path(
-                tempfile.mkdtemp(dir=CACHE)
-            )  # an interrupted run leaves nothing half-written in ``root``
-            subprocess.run([sys.executable, str(unpack), str(partial), name], check=True, capture_output=True)
-            (partial / name).rename(root / name)
-            partial.rmdir()
-    return root
+        if not (CACHE / "data" / name).exists():
+            _unpack(unpack, name)
+    return CACHE / "data"
+
+
+def _unpack(script: Path, name: str) -> None:
+    """Unpack beside the target, then rename: neither an interrupted run nor a second process leaves half a data set."""
+    target = CACHE / "data" / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=CACHE) as partial:
+        subprocess.run([sys.executable, str(script), partial, name], check=True, capture_output=True)
+        try:
+            (Path(partial) / name).rename(target)
+        except OSError:
+            if not target.exists():  # else another process was first
+                raise

@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedgeo import cli, data, report, runs
+from fedgeo import cli, evaluation, report, runs
 
 
 @pytest.fixture
@@ -63,10 +63,20 @@ def test_a_nan_in_a_file_is_named(call, capsys, tmp_path, data_root):
 
 @pytest.fixture(scope="module")
 def result():
-    settings = runs.GeodesicSettings(
-        latent=4, width=8, blocks=0, mixup="none", rounds=1, one_shot_epochs=1, dropout=0
+    """Scores of two methods and two seeds, evaluated for two classes; nothing is trained."""
+    frames = []
+    for method, shift in {"untrained encoder": 1.0, "random": 0.0}.items():
+        for seed in (0, 1):
+            rng = np.random.default_rng([seed, len(method)])
+            labels = {name: (rng.random(80) < 0.5).astype(int) for name in ("a", "b")}
+            scores = {name: rng.random(80) + shift * y for name, y in labels.items()}
+            frame = evaluation.per_client(scores, labels, dict.fromkeys(labels, 0.9))
+            frames.append(frame.assign(method=method, seed=seed))
+    seconds = pd.DataFrame(
+        {"compile": [1.0, 0.0], "run_per_seed": [0.5, 0.25]}, index=["untrained encoder", "random"]
     )
-    return runs.run_geodesic(data.iris(), settings, seeds=(0, 1))
+    settings = {"seeds": [0, 1], "quantile": 0.95, "upload_bytes_per_client_and_round": 1234}
+    return runs.Result("A method on a set", "class", runs._tidy(frames), seconds, settings, ["a note"])
 
 
 def test_a_folder_tells_everything(result, tmp_path):
@@ -87,7 +97,15 @@ def test_a_folder_tells_everything(result, tmp_path):
     text = (folder / "table.md").read_text()
     for row in result.table().index:
         assert f"| {row}" in text
-    for part in ("## Wall time", "## Settings", "## Made by", "no test label was used", "0.95 quantile"):
+    for part in (
+        "## Wall time",
+        "## Settings",
+        "## Made by",
+        "no test label was used",
+        "0.95 quantile",
+        "- a note",
+        "1,234 bytes",
+    ):
         assert part in text
 
 

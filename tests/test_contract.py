@@ -121,14 +121,14 @@ def test_a_run_is_finite_traced_once_and_keeps_its_structure(name, alg):
 
 def test_blocks_and_progress_change_no_result(name, alg):
     data, key = make_data(name), jax.random.key(0)
-    want, _ = federation.fit(alg, key, data, rounds=4)
+    want, _ = federation.fit(alg, key, data, rounds=2)
     done = []
-    got, history = federation.fit(alg, key, data, rounds=4, block_size=2, on_progress=done.append)
-    assert done == [1, 2, 3, 4]
-    assert history.client.shape == (4, K)
+    got, history = federation.fit(alg, key, data, rounds=2, block_size=2, on_progress=done.append)
+    assert done == [1, 2]
+    assert history.client.shape == (2, K)
     assert_same(got, want, 2e-5)
-    half, _ = federation.fit(alg, key, data, rounds=2)
-    resumed, _ = federation.fit(alg, key, data, rounds=2, state=half, first_round=2)
+    half, _ = federation.fit(alg, key, data, rounds=1)
+    resumed, _ = federation.fit(alg, key, data, rounds=1, state=half, first_round=1)
     chex.assert_trees_all_equal(resumed, want)
 
 

@@ -1,6 +1,7 @@
 """What ``import fedgeo`` offers."""
 
 import ast
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,9 @@ import fedgeo
 
 @pytest.mark.parametrize("name", fedgeo.__all__)
 def test_every_name_loads_and_is_documented(name):
-    assert getattr(fedgeo, name).__doc__
+    value = getattr(fedgeo, name)
+    if callable(value) or inspect.ismodule(value):  # a constant's documentation stands below it in the source
+        assert value.__doc__
 
 
 def test_type_checkers_see_the_same_names():

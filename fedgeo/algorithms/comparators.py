@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedgeo import trees
 from fedgeo.algorithms import fedkad, koopman
 from fedgeo.algorithms.moments import Moments
 from manifolds import grassmann, stiefel
@@ -19,10 +20,12 @@ _matmul = functools.partial(jnp.matmul, precision="highest")
 def pool(data: Moments) -> Moments:
     """One client in place of all: the mean of their moments a pair, leaves ``(K, ...)`` to ``(...)``, for one pair.
 
-    Clients weigh the same, however many rows they have, as in FedKAD's objective; those without rows have no part.
+    Clients weigh the same, however many rows they have, as in FedKAD's objective; those without rows, and those whose
+    moments are not finite, have no part.
     """
-    counts = data.pairs > 0
-    share = jnp.where(counts, 1 / jnp.maximum(data.pairs, 1), 0) / jnp.maximum(jnp.sum(counts), 1)
+    counts = (data.pairs > 0) & trees.all_finite(data, batch_axes=1)
+    data = trees.where(counts, data, jax.tree.map(jnp.zeros_like, data))
+    share = counts / jnp.maximum(data.pairs, 1) / jnp.maximum(jnp.sum(counts), 1)
     sums = jax.tree.map(lambda leaf: jnp.einsum("k,k...->...", share, leaf, precision="highest"), data)
     return sums._replace(pairs=jnp.ones_like(sums.pairs))
 

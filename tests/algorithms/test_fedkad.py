@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from fedgeo import federation
+from fedgeo.algorithms import comparators, koopman, moments
 from fedgeo.algorithms import fedkad as fedkad_module
-from fedgeo.algorithms import koopman, moments
 from fedgeo.algorithms.fedkad import fedkad
 from fedgeo.protocol import Series
 from tests.algorithms import fedkad_reference as reference
@@ -290,3 +290,17 @@ def test_smoothing_keeps_an_infinite_score(lift):
 def test_a_lift_reads_only_its_own_channels(lift):
     with pytest.raises(ValueError, match="this lift reads 3 channels, got streams of 6"):
         moments.second_moments(lift, Series(jnp.ones((30, 6)), jnp.ones(30, bool)))
+
+
+def test_the_pool_is_the_mean_of_the_sound_clients(lift, series):
+    data = moments.prepare(lift, series)
+    nobody, damaged = (
+        jax.tree.map(lambda leaf, fill=fill: jnp.full_like(leaf[:1], fill), data) for fill in (0, jnp.nan)
+    )
+    more = jax.tree.map(lambda *parts: jnp.concatenate(parts), data, nobody, damaged)
+    pooled = comparators.pool(more)
+    want = np.mean(
+        [np.asarray(xx, np.float64) / m for xx, m in zip(data.xx, data.pairs, strict=True)], axis=0
+    )
+    assert relative(pooled.xx, want) < 1e-6
+    assert pooled.pairs == 1
