@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 
 from fedgeo import cli, evaluation, report, runs
+from fedgeo.runs.result import tidy
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def result():
         {"compile": [1.0, 0.0], "run_per_seed": [0.5, 0.25]}, index=["untrained encoder", "random"]
     )
     settings = {"seeds": [0, 1], "quantile": 0.95, "upload_bytes_per_client_and_round": 1234}
-    return runs.Result("A method on a set", "class", runs._tidy(frames), seconds, settings, ["a note"])
+    return runs.Result("A method on a set", "class", tidy(frames), seconds, settings, ["a note"])
 
 
 def test_a_folder_tells_everything(result, tmp_path):

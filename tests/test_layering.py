@@ -32,7 +32,7 @@ ALLOWED = {
     "fedgeo.runs": NUMERIC
     | {"jax", "optax"}
     | {f"fedgeo.{n}" for n in ("protocol", "trees", "data", "models", "algorithms", "federation")}
-    | {f"fedgeo.{n}" for n in ("evaluation", "baselines")},
+    | {f"fedgeo.{n}" for n in ("evaluation", "baselines", "runs")},
     "fedgeo.report": NUMERIC | {"jax", "matplotlib", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
     "fedgeo.cli": {"pandas", "tyro", "rich", "fedgeo"},
     "fedgeo": {"fedgeo"},
