@@ -188,6 +188,7 @@ def fit(
     first_round: int = 0,
     block_size: int | None = None,
     on_progress: Callable[[int], None] | None = None,
+    stop: Callable[[RoundInfo], Any] | None = None,
 ) -> tuple[FedState, RoundInfo]:
     """Run a federation.
 
@@ -200,11 +201,14 @@ def fit(
         state: where to go on from; None starts from :func:`init`.
         first_round: number of the first round; pass the rounds already done to continue a run exactly.
         block_size: clients updated at a time, to cap memory; None for a whole cohort.
-        on_progress: called with the number of rounds done, about ten times. The program is then run in equal blocks
-            of rounds, which changes no result.
+        on_progress: called with the number of rounds done, about ten times.
+        stop: called as often with the history of the rounds since its last call; if it returns True the run ends there,
+            such as ``lambda h: stationary(h.metrics, h.weight, consensus=0.01, gradient=0.05)[-1]`` for FedKAD. With
+            either, one program for a block of rounds is run again and again, which changes no result.
 
     Returns:
-        The final state and the history, a :class:`RoundInfo` with leaves ``(R, S, ...)``.
+        The final state and the history, a :class:`RoundInfo` with leaves ``(R, S, ...)``, or fewer rounds than R if the
+        run was stopped.
 
     Raises:
         ValueError: leaves of ``data`` that disagree in K, a negative number of rounds, or a cohort larger than K.
@@ -223,7 +227,8 @@ def fit(
             f"the state holds other clients than the data, which have {num_clients}; start from init"
         )
     _check_cohort(sampler(jax.random.fold_in(key, first_round), num_clients), num_clients)
-    block = _largest_divisor(rounds, at_most=max(rounds // 10, 1)) if on_progress and rounds else rounds
+    in_blocks = rounds and (on_progress or stop)
+    block = _largest_divisor(rounds, at_most=max(rounds // 10, 1)) if in_blocks else rounds
     history = []
     for done in range(0, max(rounds, 1), max(block, 1)):
         state, info = run(
@@ -234,6 +239,8 @@ def fit(
         if on_progress:
             jax.block_until_ready(state)
             on_progress(done + block)
+        if stop and block and stop(info):
+            break
     return state, jax.tree.map(lambda *parts: jnp.concatenate(parts), *history)
 
 

@@ -253,11 +253,8 @@ def stationary(
     """The stopping rule: whether a round left its clients at a stationary point in consensus, ``(R,)``.
 
     Means over the clients that counted, of the consensus residual and of the norm of the Riemannian gradient, must both
-    be at most their tolerance. A run stays one compiled program of a fixed number of rounds: a loop that stops by
-    itself would give up the history's fixed shape, and the fusion and memory plan of a scan. So a run is either cut
-    into blocks that reuse one program, ``fit(..., rounds=10, state=state, first_round=10)``, until the last round of a
-    block is stationary, which costs at most a block too many; or it is run whole and cut afterwards, which costs
-    nothing but time, as later rounds move nothing.
+    be at most their tolerance. ``fit(..., stop=...)`` takes it between blocks of rounds of one compiled program: a loop
+    that stops by itself inside the program would give up the history's fixed shape.
 
     Args:
         metrics: of a history, leaves ``(R, S)``.

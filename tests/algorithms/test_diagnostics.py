@@ -144,20 +144,24 @@ def test_clients_that_start_apart_meet_by_tangent_descent_only(seed, bound):
     assert left["horizontal"] > 0.1
 
 
-def test_a_run_may_stop_between_blocks_of_one_program(toy):
+def test_a_run_stops_between_blocks_of_one_program(toy):
     lift, data = toy
     alg = fedkad.fedkad(lift, rank=RANK, projection="tangent", start="independent")
-    key = jax.random.key(0)
-    state, rounds = None, 0
+    key, seen = jax.random.key(0), []
+
+    def stop(history):
+        seen.append(history.weight.shape[0])
+        return fedkad.stationary(history.metrics, history.weight, consensus=0.05, gradient=0.05)[-1]
+
     before = federation.run._cache_size()
-    for block in range(20):
-        state, history = federation.fit(alg, key, data, rounds=20, state=state, first_round=20 * block)
-        rounds += 20
-        done = fedkad.stationary(history.metrics, history.weight, consensus=0.05, gradient=0.05)
-        if done[-1]:
-            break
-    assert rounds < 400
+    state, history = federation.fit(alg, key, data, rounds=400, stop=stop)
+    rounds = len(history.updated)
+    assert seen == [40] * (rounds // 40)
+    assert 40 < rounds < 400
     assert federation.run._cache_size() == before + 1
+    done = fedkad.stationary(history.metrics, history.weight, consensus=0.05, gradient=0.05)
+    assert done[-1]
+    assert not done[39::40][:-1].any()
     whole, _ = federation.fit(alg, key, data, rounds=rounds)
     assert np.isfinite(whole.server).all()
     np.testing.assert_allclose(whole.server, state.server, atol=1e-5)
