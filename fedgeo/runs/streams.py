@@ -1,7 +1,7 @@
 """FedKAD on a federation of streams."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal, NamedTuple
@@ -13,7 +13,7 @@ import pandas as pd
 from numpy.lib.stride_tricks import sliding_window_view
 
 from fedgeo import data, federation
-from fedgeo.algorithms import koopman, moments
+from fedgeo.algorithms import comparators, koopman, moments
 from fedgeo.algorithms.fedkad import RECOMMENDED, Start, fedkad
 from fedgeo.algorithms.local import local_only
 from fedgeo.baselines import controls
@@ -55,6 +55,8 @@ class KoopmanSettings:
         participation: share of clients drawn each round.
         validation: share at the end of each training stream kept for the threshold.
         quantile: of validation scores, above which a row is an alarm.
+        baselines: add what FedKAD is to be compared with, from the same moments: the pooled one-shot subspace,
+            centralised optimal mode decomposition, and vector autoregression by ridge.
     """
 
     window: int = 20
@@ -75,10 +77,11 @@ class KoopmanSettings:
     participation: float = 0.25
     validation: float = 0.15
     quantile: float = 0.99
+    baselines: bool = False
 
     def algorithm(self, lift: koopman.Lift) -> FedAlgorithm:
         """FedKAD with these settings."""
-        own = ("window", "lift_size", "rounds", "participation", "validation", "quantile")
+        own = ("window", "lift_size", "rounds", "participation", "validation", "quantile", "baselines")
         return fedkad(lift, **{n: v for n, v in dataclasses.asdict(self).items() if n not in own})
 
     def scoring(self) -> "KoopmanSettings":
@@ -133,7 +136,7 @@ def run_fedkad(
     cohort = max(round(settings.participation * len(streams)), 1)
 
     uniform, replace = federation.uniform(cohort), dataclasses.replace
-    variants = {
+    variants: dict[str, _Variant | _Comparator] = {
         "FedKAD": _Variant(settings, uniform, settings.rounds),
         "FedKAD, warm": _Variant(replace(settings, start="warm"), uniform, settings.rounds),
         "FedKAD, recommended": _Variant(replace(settings, **RECOMMENDED), uniform, settings.rounds),
@@ -143,6 +146,13 @@ def run_fedkad(
             replace(settings, start="warm"), federation.everyone, settings.rounds, alone=True
         ),
     }
+    if settings.baselines:
+        newest = replace(settings, residual="newest", scale="none", horizon=1)
+        variants |= {
+            "pooled one-shot": _Comparator(settings, comparators.pooled_subspace),
+            "centralised OMD": _Comparator(settings, _optimal_frame),
+            "ridge VAR": _Comparator(newest, None),
+        }
     clock = Clock()
     prepare = clock.timed(moments.prepare)
     draw_lift = partial(
@@ -237,6 +247,27 @@ class _Variant(NamedTuple):
     ) -> tuple[PyTree, federation.RoundInfo]:
         alg = self.settings.algorithm(lift)
         return train(local_only(alg) if self.alone else alg, key, sums, self.sampler, self.rounds)
+
+
+class _Comparator(NamedTuple):
+    """A row from the same moments without a federation: another subspace, or autoregression where there is none."""
+
+    settings: KoopmanSettings
+    frame: Callable[[moments.Moments, int], jax.Array] | None
+
+    def train(self, key: Key, lift: koopman.Lift, sums: moments.Moments) -> tuple[PyTree, None]:
+        del key
+        fit: Callable[[moments.Moments], koopman.Detector]
+        if self.frame is None:
+            fit = partial(comparators.autoregression, lift, ridge=self.settings.ridge)
+        else:
+            deploy = self.settings.algorithm(lift).deploy
+            fit = partial(deploy, self.frame(comparators.pool(sums), self.settings.rank), None)
+        return jax.lax.map(fit, sums), None
+
+
+def _optimal_frame(pooled: moments.Moments, rank: int) -> jax.Array:
+    return comparators.optimal_modes(pooled, comparators.pooled_subspace(pooled, rank))
 
 
 def _smooth(scores: Mapping[str, np.ndarray], width: int) -> dict[str, np.ndarray]:

@@ -150,6 +150,21 @@ def test_untrained_and_control_rows_are_what_they_say(awkward, fedkad_result):
     assert per_seed[0] != per_seed[1]
 
 
+@pytest.mark.slow
+def test_comparators_stand_in_the_same_table(awkward):
+    settings = dataclasses.replace(SMALL, baselines=True, residual="newest")
+    result = runs.run_fedkad(awkward, settings, seeds=(0,))
+    added = {"pooled one-shot", "centralised OMD", "ridge VAR"}
+    assert set(result.table().index) == FEDKAD_ROWS | added
+    table = result.table()
+    assert (table.loc[sorted(added), "covers"] == "3-4/4").all()
+    assert table.loc["ridge VAR", "auroc"] > table.loc["random", "auroc"] + 5
+    # The warm start's subspace is the pooled one, and thirty small steps hardly leave it.
+    warm = result.units.query("method == 'FedKAD, warm'").set_index("unit")["auroc"]
+    pooled = result.units.query("method == 'pooled one-shot'").set_index("unit")["auroc"]
+    np.testing.assert_allclose(warm, pooled, atol=0.05)
+
+
 def test_controls_are_smoothed_like_the_method():
     values = np.asarray([np.nan, 1.0, 3.0, np.inf, 2.0, 2.0, np.nan, 2.0])
     got = stream_runs._smooth({"a": values}, 3)["a"]
