@@ -55,7 +55,9 @@ def curves(lift, key, sums, rho, projection):
 
     def body(state, number):
         draw, work = jax.random.split(jax.random.fold_in(key, number))
-        state, info = federation.fed_round(alg, work, state, sums, sampler(draw, num_clients), block_size=1)
+        state, info = federation.fed_round(
+            alg, work, state, sums, sampler(draw, num_clients, number), block_size=1
+        )
         return state, (diagnose(state.server, state.clients, sums, rho=rho), info.metrics)
 
     start = federation.init(alg, key, sums)

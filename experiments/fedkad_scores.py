@@ -320,7 +320,9 @@ def main():
         record.write_text(json.dumps(made_by, indent=2) + "\n")
     table = pd.read_csv(path)
     if missing := {"SMAP", "MSL", "SMD"} - set(table["data"]):
-        print("no page yet: its rule chooses a score for each set on the other two, and there is no", *missing)
+        print(
+            "no page yet: its rule chooses a score for each set on the other two, and there is no", *missing
+        )
     else:
         HERE.with_suffix(".md").write_text(page(table, json.loads(record.read_text())))
 

@@ -44,10 +44,13 @@ class Cohort(NamedTuple):
     Attributes:
         index: ``(S,)`` distinct client ids; S is static.
         active: ``(S,)`` False for a client that was drawn but did not report.
+        reached: ``(S,)`` False for a client that reported and was then lost, so that its upload counts but it misses
+            ``sync``; None where all are reached.
     """
 
     index: jax.Array  # type: ignore[assignment]  # the design's word, though tuples have a method of that name
     active: jax.Array
+    reached: jax.Array | None = None
 
 
 class FedAlgorithm(NamedTuple):

@@ -26,7 +26,7 @@ ALLOWED = {
         "fedgeo.trees",
         "fedgeo.algorithms",
     },
-    "fedgeo.federation": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees"},
+    "fedgeo.federation": {"jax", "numpy", "orbax", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.evaluation": NUMERIC | {"fedgeo.evaluation"},
     "fedgeo.baselines": NUMERIC | {"xgboost", "fedgeo.data", "fedgeo.baselines"},
     "fedgeo.runs": NUMERIC

@@ -5,84 +5,48 @@ sets aside what is not finite, aggregates, maps ``sync`` and scatters the client
 round and client, so results depend neither on the order of the cohort nor on the block size.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from fedgeo import trees
+from fedgeo.federation import sharding
+from fedgeo.federation.checkpoints import Checkpoints, Store, deferred_sigterm
+from fedgeo.federation.history import Records, RoundInfo
+from fedgeo.federation.participation import Sampler, everyone
 from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key, PyTree
 
-Sampler = Callable[[Key, int], Cohort]
-"""``(key, K) -> Cohort``; S must not depend on the key, and the ids must be distinct."""
 
+def _map_clients(
+    function: Callable[..., Any],
+    shared: PyTree,
+    arguments: PyTree,
+    block_size: int | None,
+    mesh: Mesh | None = None,
+) -> Any:
+    """Map ``function(shared, *arguments_k)`` over the leading axis of the arguments.
 
-def everyone(key: Key, num_clients: int) -> Cohort:
-    """Sampler: every client, every round."""
-    del key
-    return Cohort(jnp.arange(num_clients), jnp.ones(num_clients, bool))
-
-
-def uniform(size: int, *, dropout: float = 0.0) -> Sampler:
-    """Sampler: ``size`` distinct clients, each failing to report with probability ``dropout``.
-
-    Args:
-        size: S, at least 1 and at most K.
-        dropout: in [0, 1].
-
-    Raises:
-        ValueError: at once for a value out of range, and when a run starts for S > K.
-    """
-    if size < 1:
-        raise ValueError(f"a cohort needs at least one client, got size={size}")
-    if not 0 <= dropout <= 1:
-        raise ValueError(f"dropout is a probability, got {dropout}")
-
-    def sample(key: Key, num_clients: int) -> Cohort:
-        if size > num_clients:
-            raise ValueError(
-                f"a cohort of {size} clients was asked for, but the federation has {num_clients}; "
-                "choose a smaller size, or the sampler `everyone`"
-            )
-        draw_key, drop_key = jax.random.split(key)
-        index = jnp.sort(jax.random.permutation(draw_key, num_clients)[:size])
-        if not dropout:
-            return Cohort(index, jnp.ones(size, bool))
-        keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(drop_key, index)
-        return Cohort(index, ~jax.vmap(partial(jax.random.bernoulli, p=float(dropout)))(keys))
-
-    return sample
-
-
-class RoundInfo(NamedTuple):
-    """What one round reports; never fed back. A history has a leading round axis ``(R, S, ...)``.
-
-    Attributes:
-        client: ``(S,)`` ids.
-        weight: ``(S,)`` weight in the aggregate; 0 for clients without rows, inactive or quarantined ones.
-        active: ``(S,)`` False for clients that were drawn but did not report.
-        quarantined: ``(S,)`` True for clients whose upload, state or weight was not finite; their weight is 0, their
-            state is kept from before the round, and their metrics may be NaN.
-        updated: ``()`` False where the server kept its state: nobody reported, or the aggregate was not finite.
-        metrics: the algorithm's own, each ``(S,)``.
+    All at once, or ``block_size`` clients at a time to cap memory; over the devices of a mesh each works on its share.
     """
 
-    client: jax.Array
-    weight: jax.Array
-    active: jax.Array
-    quarantined: jax.Array
-    updated: jax.Array
-    metrics: dict[str, jax.Array]
+    def here(shared: PyTree, arguments: PyTree) -> Any:
+        if block_size is None:
+            return jax.vmap(lambda a: function(shared, *a))(arguments)
+        return jax.lax.map(lambda a: function(shared, *a), arguments, batch_size=block_size)
 
-
-def _map_clients(function: Callable[..., Any], arguments: PyTree, block_size: int | None) -> Any:
-    """Map over the leading axis: all at once, or ``block_size`` clients at a time to cap memory."""
-    if block_size is None:
-        return jax.vmap(function)(*arguments)
-    return jax.lax.map(lambda a: function(*a), arguments, batch_size=block_size)
+    if mesh is None:
+        return here(shared, arguments)
+    axis = P(*mesh.axis_names)
+    return jax.shard_map(here, mesh=mesh, in_specs=(P(), axis), out_specs=axis, check_vma=False)(
+        shared, arguments
+    )
 
 
 def fed_round(
@@ -93,11 +57,13 @@ def fed_round(
     cohort: Cohort,
     *,
     block_size: int | None = None,
+    quorum: int = 1,
+    mesh: Mesh | None = None,
 ) -> tuple[FedState, RoundInfo]:
     """One round; pure, to be called under jit, vmap or scan.
 
-    If nobody's weight is positive, or the aggregate is not finite, the server keeps its state. The state of a client
-    that is inactive, quarantined or not in the cohort is bit-identical afterwards.
+    If fewer clients than the quorum have a positive weight, or the aggregate is not finite, the round is void: nobody's
+    state changes. The state of a client that is inactive, quarantined or not in the cohort is bit-identical afterwards.
 
     Args:
         alg: the algorithm.
@@ -106,14 +72,18 @@ def fed_round(
         data: leaves ``(K, ...)``.
         cohort: who takes part.
         block_size: clients updated at a time; None for the whole cohort.
+        quorum: fewest clients that must count.
+        mesh: one axis of devices over which the cohort is spread; S must be a multiple of their number.
     """
     index = cohort.index
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
     before, data_s = trees.take(state.clients, index), trees.take(data, index)
     clients, uploads, metrics = _map_clients(
-        lambda k, client, data_k: alg.update(k, state.server, client, data_k),
+        lambda server, k, client, data_k: alg.update(k, server, client, data_k),
+        state.server,
         (keys, before, data_s),
         block_size,
+        mesh,
     )
     weights = jax.vmap(alg.weight)(data_s)
 
@@ -123,18 +93,21 @@ def fed_round(
     uploads = trees.where(reported, uploads, jax.tree.map(jnp.zeros_like, uploads))
     aggregated = alg.aggregate(state.server, uploads, weights, Cohort(index, reported))
     _check_same_form("aggregate", aggregated, state.server)
-    updated = (jnp.sum(weights) > 0) & trees.all_finite(aggregated)
+    enough = jnp.sum(weights > 0) >= quorum
+    updated = enough & trees.all_finite(aggregated)
     server = trees.where(updated, aggregated, state.server)
 
     synced = jax.vmap(alg.sync, in_axes=(None, 0), axis_size=index.shape[0])(server, clients)
     _check_same_form("sync", synced, before)
+    if cohort.reached is not None:
+        synced = trees.where(cohort.reached, synced, clients)
     sound = finite & trees.all_finite(synced, batch_axes=1)
-    after = trees.put(state.clients, index, trees.where(cohort.active & sound, synced, before))
-    info = RoundInfo(index, weights, cohort.active, cohort.active & ~sound, updated, metrics)
+    after = trees.put(state.clients, index, trees.where(updated & cohort.active & sound, synced, before))
+    info = RoundInfo(index, weights, cohort.active, cohort.active & ~sound, enough, updated, metrics)
     return FedState(server, after), info
 
 
-@partial(jax.jit, static_argnames=("alg", "sampler", "rounds", "block_size"))
+@partial(jax.jit, static_argnames=("alg", "sampler", "rounds", "block_size", "quorum", "mesh", "num_clients"))
 def run(
     alg: FedAlgorithm,
     key: Key,
@@ -145,6 +118,9 @@ def run(
     sampler: Sampler,
     rounds: int,
     block_size: int | None = None,
+    quorum: int = 1,
+    mesh: Mesh | None = None,
+    num_clients: int | None = None,
 ) -> tuple[FedState, RoundInfo]:
     """The compiled program behind :func:`fit`: a scan over ``rounds`` rounds.
 
@@ -159,15 +135,24 @@ def run(
         sampler: draws each round's cohort.
         rounds: R.
         block_size: clients updated at a time.
+        quorum: fewest clients that must count in a round.
+        mesh: devices to spread the cohort over.
+        num_clients: K where the leaves hold more: the rest fills up the cohort for the mesh, see :mod:`sharding`.
 
     Returns:
         The state after the last round and the history, its leaves ``(R, S, ...)``.
     """
-    num_clients = _num_clients(data)
+    num_clients = num_clients or _num_clients(data)
 
     def body(carry: FedState, number: jax.Array) -> tuple[FedState, RoundInfo]:
         draw_key, work_key = jax.random.split(jax.random.fold_in(key, number))
-        return fed_round(alg, work_key, carry, data, sampler(draw_key, num_clients), block_size=block_size)
+        cohort = sampler(draw_key, num_clients, number)
+        options: dict[str, Any] = dict(block_size=block_size, quorum=quorum, mesh=mesh)
+        if mesh is None:
+            return fed_round(alg, work_key, carry, data, cohort, **options)
+        filled = sharding.fill_cohort(cohort, num_clients, mesh.size)
+        carry, info = fed_round(alg, work_key, carry, data, filled, **options)
+        return carry, sharding.drop_filling(info, cohort.index.shape[0], mesh)
 
     return jax.lax.scan(body, state, first_round + jnp.arange(rounds))
 
@@ -187,10 +172,18 @@ def fit(
     state: FedState | None = None,
     first_round: int = 0,
     block_size: int | None = None,
+    quorum: int = 1,
+    mesh: Mesh | None = None,
+    checkpoints: Checkpoints | None = None,
+    records: Records | None = None,
     on_progress: Callable[[int], None] | None = None,
     stop: Callable[[RoundInfo], Any] | None = None,
 ) -> tuple[FedState, RoundInfo]:
     """Run a federation.
+
+    Whoever wants to hear of a run while it goes on (``checkpoints``, ``records``, ``on_progress``, ``stop``) cuts it
+    into blocks of rounds, which run one program again and again and change no result: ``checkpoints.every`` rounds
+    each, or about ten equal blocks.
 
     Args:
         alg: a value made by a factory such as ``fedgeo.algorithms.fedkad``.
@@ -200,11 +193,15 @@ def fit(
         sampler: who takes part in each round; everyone by default.
         state: where to go on from; None starts from :func:`init`.
         first_round: number of the first round; pass the rounds already done to continue a run exactly.
-        block_size: clients updated at a time, to cap memory; None for a whole cohort.
-        on_progress: called with the number of rounds done, about ten times.
-        stop: called as often with the history of the rounds since its last call; if it returns True the run ends there,
-            such as ``lambda h: stationary(h.metrics, h.weight, consensus=0.01, gradient=0.05)[-1]`` for FedKAD. With
-            either, one program for a block of rounds is run again and again, which changes no result.
+        block_size: clients updated at a time, on each device, to cap memory; None for a whole cohort.
+        quorum: fewest clients that must count; a round with fewer is void.
+        mesh: devices to spread clients and cohorts over, such as :func:`client_mesh`, of one process or several that
+            all call this with the same arguments. Results agree with those of one device to rounding.
+        checkpoints: where to save, and to go on from if something is there.
+        records: files to write the history to.
+        on_progress: called with the number of rounds done.
+        stop: called with the history of each block; if it returns True the run ends there, such as
+            ``lambda h: stationary(h.metrics, h.weight, consensus=0.01, gradient=0.05)[-1]`` for FedKAD.
 
     Returns:
         The final state and the history, a :class:`RoundInfo` with leaves ``(R, S, ...)``, or fewer rounds than R if the
@@ -212,11 +209,13 @@ def fit(
 
     Raises:
         ValueError: leaves of ``data`` that disagree in K, a negative number of rounds, or a cohort larger than K.
+        CheckpointError: a checkpoint that is damaged or of another run.
     """
     for name, count, least in (
         ("rounds", rounds, 0),
         ("first_round", first_round, 0),
         ("block_size", block_size, 1),
+        ("quorum", quorum, 1),
     ):
         if count is not None and (not isinstance(count, int) or not least <= count < 2**31):
             raise ValueError(f"{name} must be a whole number of at least {least}, got {count!r}")
@@ -226,30 +225,69 @@ def fit(
         raise ValueError(
             f"the state holds other clients than the data, which have {num_clients}; start from init"
         )
-    _check_cohort(sampler(jax.random.fold_in(key, first_round), num_clients), num_clients)
-    in_blocks = rounds and (on_progress or stop)
-    block = _largest_divisor(rounds, at_most=max(rounds // 10, 1)) if in_blocks else rounds
-    history = []
-    for done in range(0, max(rounds, 1), max(block, 1)):
-        state, info = run(
-            alg, key, state, data, jnp.asarray(first_round + done),
-            sampler=sampler, rounds=block, block_size=block_size,
-        )  # fmt: skip
-        history.append(info)
-        if on_progress:
-            jax.block_until_ready(state)
-            on_progress(done + block)
-        if stop and block and stop(info):
-            break
-    return state, jax.tree.map(lambda *parts: jnp.concatenate(parts), *history)
+    size = _check_cohort(
+        sampler(jax.random.fold_in(key, first_round), num_clients, jnp.asarray(first_round)), num_clients
+    )
+    upload = upload_bytes(alg, state, data) if records else 0
+    done, store = 0, Store(checkpoints, key, data, first_round) if checkpoints else None
+    history: list[RoundInfo] = []
+    if store:
+        program = partial(run, alg, sampler=sampler, rounds=1)
+        _, like = jax.eval_shape(program, key, state, data, jnp.asarray(0))
+        if found := store.restore((state, like)):
+            done, (state, before) = found
+            history.append(before)
+    if done > rounds:
+        raise ValueError(f"the checkpoints hold {done} rounds, but {rounds} were asked for")
+    if records:
+        records.start(first_round + done)
+    if mesh is not None:
+        sharding.check_mesh(mesh)
+        length = sharding.filled_length(num_clients, size, mesh.size)
+        data = sharding.spread(data, mesh, length)
+        state = FedState(
+            sharding.copy_everywhere(state.server, mesh), sharding.spread(state.clients, mesh, length)
+        )
+    step = partial(
+        run, alg, sampler=sampler, block_size=block_size, quorum=quorum, mesh=mesh,
+        num_clients=None if mesh is None else num_clients,
+    )  # fmt: skip
+    hears = records or on_progress or stop
+    block = checkpoints.every if checkpoints else _equal_blocks(rounds) if hears else rounds
+    listening: AbstractContextManager[list[int]] = deferred_sigterm() if store else nullcontext([])
+    with listening as terminated:
+        while done < rounds or not history:
+            now = min(block, rounds - done)
+            state, info = step(key, state, data, jnp.asarray(first_round + done), rounds=now)
+            history.append(info)
+            done += now
+            if records:
+                records.write(first_round + done - now, info, upload)
+            if store and now:
+                store.save(done, (_whole(state, mesh, num_clients), _join(history)))
+            if terminated and store:
+                raise SystemExit(128 + terminated[0])
+            if on_progress and now:
+                jax.block_until_ready(state)
+                on_progress(done)
+            if stop and now and stop(info):
+                break
+    return _whole(state, mesh, num_clients), _join(history)
+
+
+def _whole(state: FedState, mesh: Mesh | None, num_clients: int) -> FedState:
+    if mesh is None:
+        return state
+    return FedState(state.server, sharding.gather(state.clients, mesh, num_clients))
+
+
+def _join(history: list[RoundInfo]) -> RoundInfo:
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *history)
 
 
 def deploy(alg: FedAlgorithm, state: FedState, data: PyTree, *, block_size: int | None = None) -> PyTree:
     """Every client's detector, leaves ``(K, ...)``."""
-    arguments = (state.clients, data)
-    return _map_clients(
-        lambda client, data_k: alg.deploy(state.server, client, data_k), arguments, block_size
-    )
+    return _map_clients(alg.deploy, state.server, (state.clients, data), block_size)
 
 
 def score(alg: FedAlgorithm, detectors: PyTree, x: PyTree, *, block_size: int | None = 1) -> jax.Array:
@@ -264,7 +302,7 @@ def score(alg: FedAlgorithm, detectors: PyTree, x: PyTree, *, block_size: int | 
     Returns:
         ``(K, T)`` or ``(K, N)``; what stands at padded rows means nothing.
     """
-    return _map_clients(alg.score, (detectors, x), block_size)
+    return _map_clients(lambda _, detector, rows: alg.score(detector, rows), (), (detectors, x), block_size)
 
 
 def upload_bytes(alg: FedAlgorithm, state: FedState, data: PyTree) -> int:
@@ -274,27 +312,6 @@ def upload_bytes(alg: FedAlgorithm, state: FedState, data: PyTree) -> int:
     )
     _, upload, _ = jax.eval_shape(alg.update, jax.random.key(0), state.server, client, data_k)
     return trees.nbytes(upload)
-
-
-def incidents(history: RoundInfo, names: Sequence[str]) -> list[str]:
-    """What a user should know of a run: quarantined clients, clients without weight, rounds without a report.
-
-    Args:
-        history: from :func:`fit`.
-        names: K names, by client id.
-    """
-    client, weight = np.asarray(history.client), np.asarray(history.weight)
-    active, quarantined = np.asarray(history.active), np.asarray(history.quarantined)
-    lines = [
-        f"round {r}: what client {names[client[r, s]]} sent or kept was not finite and was set aside"
-        for r, s in np.argwhere(quarantined)
-    ]
-    idle = np.unique(client[active & ~quarantined & (weight == 0)])
-    lines += [f"client {names[k]} has no usable rows; its weight is 0" for k in idle]
-    for r in np.flatnonzero(~np.asarray(history.updated)):
-        why = "nobody reported" if weight[r].sum() == 0 else "the aggregate was not finite"
-        lines.append(f"round {r}: {why}; the server kept its state")
-    return lines
 
 
 def _num_clients(data: PyTree) -> int:
@@ -308,9 +325,9 @@ def _check_leading_axis(name: str, data: PyTree) -> int:
     return next(iter(sizes.values()))[0]
 
 
-def _check_cohort(cohort: Cohort, num_clients: int) -> None:
-    """What a user's own sampler must hold to; checked on one draw, before anything is traced."""
-    index, active = (np.asarray(part) for part in cohort)
+def _check_cohort(cohort: Cohort, num_clients: int) -> int:
+    """S, of a user's own sampler that holds to what it must; checked on one draw, before anything is traced."""
+    index, active = np.asarray(cohort.index), np.asarray(cohort.active)
     if index.ndim != 1 or index.shape != active.shape or index.dtype.kind not in "iu" or active.dtype != bool:
         raise ValueError(
             "a sampler returns Cohort(index, active), integers (S,) and booleans (S,); "
@@ -320,6 +337,7 @@ def _check_cohort(cohort: Cohort, num_clients: int) -> None:
         raise ValueError(
             f"a sampler's ids must be distinct and below K = {num_clients}, got {index.tolist()}"
         )
+    return len(index)
 
 
 def _check_same_form(name: str, got: PyTree, want: PyTree) -> None:
@@ -334,5 +352,6 @@ def _check_same_form(name: str, got: PyTree, want: PyTree) -> None:
         )
 
 
-def _largest_divisor(number: int, at_most: int) -> int:
-    return max(d for d in range(1, at_most + 1) if number % d == 0)
+def _equal_blocks(rounds: int) -> int:
+    """Rounds of a block, so that about ten equal ones make a run: the largest divisor up to a tenth."""
+    return max((d for d in range(1, max(rounds // 10, 1) + 1) if rounds % d == 0), default=1)

@@ -25,22 +25,6 @@ def averaging(fail=()):
     )
 
 
-def test_uniform_cohorts_are_distinct_and_fair():
-    sample = jax.jit(federation.uniform(3), static_argnums=1)
-    drawn = np.asarray(jax.vmap(lambda key: sample(key, 7).index)(jax.random.split(jax.random.key(0), 2000)))
-    assert all(len(set(ids)) == 3 for ids in drawn.tolist())
-    # Each client is drawn 3/7 of the time; 4 standard errors of a Bernoulli mean over 2000 draws are 0.044.
-    np.testing.assert_allclose(np.bincount(drawn.ravel(), minlength=7) / 2000, 3 / 7, atol=0.044)
-
-
-def test_dropout_rate_and_independence_of_the_draw():
-    sample = federation.uniform(4, dropout=0.25)
-    cohorts = jax.vmap(lambda key: sample(key, 8))(jax.random.split(jax.random.key(0), 2000))
-    assert np.asarray(cohorts.active).mean() == pytest.approx(0.75, abs=0.02)  # 4 standard errors
-    never = federation.uniform(4, dropout=1.0)(jax.random.key(0), 8)
-    assert not never.active.any()
-
-
 def test_mean_over_those_who_reported():
     alg, data = averaging(), jnp.asarray([1.0, 5.0, 9.0, 100.0])
     state = alg.init(jax.random.key(0), data)
@@ -60,7 +44,11 @@ def test_incidents_name_client_and_round():
         "round 1: what client b sent or kept was not finite and was set aside",
     ]
     _, silent = federation.fit(
-        averaging(), jax.random.key(0), data, rounds=1, sampler=federation.uniform(2, dropout=1)
+        averaging(),
+        jax.random.key(0),
+        data,
+        rounds=1,
+        sampler=federation.with_dropout(federation.uniform(2), before=1),
     )
     assert federation.incidents(silent, ["a", "b", "c"]) == [
         "round 0: nobody reported; the server kept its state"
@@ -79,6 +67,31 @@ def test_a_server_that_would_not_be_finite_keeps_its_state():
     ]
 
 
+def test_a_round_below_the_quorum_is_void():
+    alg, data = averaging(fail=(5.0,)), jnp.asarray([1.0, 5.0, 9.0])
+    trace = federation.recorded(np.asarray([[0, 1], [0, 2]]))
+    state, history = federation.fit(alg, jax.random.key(0), data, rounds=2, sampler=trace, quorum=2)
+    assert history.enough.tolist() == history.updated.tolist() == [False, True]
+    assert state.server == 5
+    assert state.clients.tolist() == [1, 0, 1]  # nothing of the first round
+    assert federation.incidents(history, ["a", "b", "c"]) == [
+        "round 0: what client b sent or kept was not finite and was set aside",
+        "round 0: 1 clients counted, fewer than the quorum; the server kept its state",
+    ]
+
+
+def test_a_client_lost_after_its_upload_counts_but_is_not_synced():
+    alg = averaging()._replace(sync=lambda server, client: client + 10)
+    cohort = Cohort(jnp.asarray([0, 2]), jnp.asarray([True, True]), jnp.asarray([True, False]))
+    data = jnp.asarray([1.0, 5.0, 9.0])
+    after, info = federation.fed_round(
+        alg, jax.random.key(0), alg.init(jax.random.key(0), data), data, cohort
+    )
+    assert after.server == 5
+    assert after.clients.tolist() == [11, 0, 1]
+    assert info.weight.tolist() == [1, 1]
+
+
 def test_a_client_that_would_not_be_finite_keeps_its_state():
     alg = averaging()._replace(sync=lambda server, client: jnp.where(client > 1, jnp.nan, client))
     state, history = federation.fit(alg, jax.random.key(0), jnp.asarray([1.0, 5.0]), rounds=2)
@@ -95,7 +108,7 @@ def test_numpy_data_under_jit():
 
 
 def sampler(index, active=(True, True)):
-    return lambda key, num_clients: Cohort(jnp.asarray(index), jnp.asarray(active))
+    return lambda key, num_clients, number: Cohort(jnp.asarray(index), jnp.asarray(active))
 
 
 def test_keys_follow_the_client_not_its_place():
@@ -155,7 +168,10 @@ def test_an_algorithm_that_changes_the_form_of_its_state_is_told_so():
     ("call", "message"),
     [
         (lambda: federation.uniform(0), "at least one client, got size=0"),
-        (lambda: federation.uniform(2, dropout=1.5), "dropout is a probability, got 1.5"),
+        (
+            lambda: federation.with_dropout(federation.everyone, before=1.5),
+            "before is a probability in .*got 1.5",
+        ),
         (
             lambda: federation.fit(averaging(), jax.random.key(0), jnp.ones(3), rounds=-1),
             "whole number of at least 0, got -1",

@@ -1,0 +1,161 @@
+"""A run's state and history on disk, so that a run that was cut off goes on where it was.
+
+Orbax writes each checkpoint beside the others and renames it when it is whole: a process killed at any moment leaves
+the last one intact. On top of that a checkpoint states what it is of, and the checksums of what it holds.
+"""
+
+import json
+import signal
+import threading
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fedgeo.protocol import Key, PyTree
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where and how often :func:`fedgeo.federation.fit` saves, ``fit(..., checkpoints=Checkpoints("run"))``.
+
+    A folder belongs to one run: the same algorithm, key, data and blocks. Calling ``fit`` again with the same arguments
+    goes on from the newest checkpoint, to the same bits as a run that was never cut off. On SIGTERM, ``fit`` finishes
+    its block of rounds, saves, and leaves by ``SystemExit(143)``.
+
+    Attributes:
+        folder: made if it is not there.
+        every: rounds from one checkpoint to the next; they run as one program.
+        keep: newest checkpoints that are kept.
+        about: what the arrays do not tell and a later call must agree on, such as the algorithm's hyperparameters;
+            strings, numbers and lists of them.
+    """
+
+    folder: str | Path
+    every: int = 10
+    keep: int = 2
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.every < 1 or self.keep < 1:
+            raise ValueError(f"every and keep must be at least 1, got {self.every} and {self.keep}")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is damaged, or of another run. Nothing was changed."""
+
+
+class Store:
+    """The open folder of one run."""
+
+    def __init__(self, checkpoints: Checkpoints, key: Key, data: PyTree, first_round: int) -> None:
+        """Open or make the folder; ``key``, ``data`` and ``first_round`` are the run's."""
+        if jax.process_count() > 1:
+            raise ValueError("checkpoints are written by one process; this run has several")
+        import orbax.checkpoint as ocp  # takes a second to import, and few runs need it
+
+        self._ocp = ocp
+        self._folder = Path(checkpoints.folder).resolve()
+        self._identity = {
+            "format": _FORMAT,
+            "key": np.asarray(jax.random.key_data(key)).tolist(),
+            "first_round": first_round,
+            "every": checkpoints.every,
+            "data": {jax.tree_util.keystr(p): _form(leaf) for p, leaf in jax.tree.leaves_with_path(data)},
+            "data_checksums": _checksums(data),
+            "about": json.loads(json.dumps(dict(checkpoints.about))),
+        }
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=checkpoints.keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
+        )
+        self._manager = ocp.CheckpointManager(self._folder, options=options)
+
+    def save(self, done: int, tree: PyTree) -> None:
+        """Write what a run holds after ``done`` rounds; returns when it is on disk."""
+        leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
+        about = {"identity": self._identity, "form": _forms(tree), "checksums": _checksums(tree)}
+        args = self._ocp.args
+        self._manager.save(
+            done,
+            args=args.Composite(arrays=args.StandardSave(leaves), about=args.JsonSave(about)),
+            force=True,
+        )
+
+    def restore(self, like: PyTree) -> tuple[int, PyTree] | None:
+        """Rounds done and what the run held, or None in an empty folder.
+
+        Args:
+            like: a tree of that structure; shapes of a leading axis of rounds may differ.
+
+        Raises:
+            CheckpointError: the newest checkpoint is damaged, or of another run.
+        """
+        done = self._manager.latest_step()
+        if done is None:
+            return None
+        where = f"checkpoint {done} in {self._folder}"
+        remedy = "give the run a folder of its own, or remove this one to start over"
+        args = self._ocp.args
+        try:
+            about = self._manager.restore(done, args=args.Composite(about=args.JsonRestore())).about
+            found = self._manager.restore(done, args=args.Composite(arrays=args.StandardRestore())).arrays
+            leaves = [np.asarray(found[str(i)]) for i in range(len(found))]
+        except (
+            Exception
+        ) as error:  # whatever Orbax and its storage raise for files that are not what they were
+            raise CheckpointError(
+                f"{where} cannot be read ({type(error).__name__}); remove it to go on from the one before"
+            ) from error
+        if differs := [
+            name for name, value in self._identity.items() if about["identity"].get(name) != value
+        ]:
+            raise CheckpointError(f"{where} is of another run: {', '.join(differs)} differ; {remedy}")
+        structure = jax.tree.structure(like)
+        if len(jax.tree.leaves(like)) != len(leaves) or about["form"]["structure"] != str(structure):
+            raise CheckpointError(f"{where} holds the state of another algorithm; {remedy}")
+        if _checksums(leaves) != about["checksums"]:
+            raise CheckpointError(f"{where} is damaged; remove it to go on from the one before")
+        return done, jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
+
+    def close(self) -> None:
+        """Release the folder."""
+        self._manager.close()
+
+
+def _form(leaf: Any) -> str:
+    return f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
+
+
+def _forms(tree: PyTree) -> dict[str, Any]:
+    return {
+        "structure": str(jax.tree.structure(tree)),
+        "leaves": [_form(leaf) for leaf in jax.tree.leaves(tree)],
+    }
+
+
+def _checksums(tree: PyTree) -> list[int]:
+    return [
+        zlib.crc32(np.ascontiguousarray(np.atleast_1d(leaf)).view(np.uint8)) for leaf in jax.tree.leaves(tree)
+    ]
+
+
+@contextmanager
+def deferred_sigterm() -> Iterator[list[int]]:
+    """While open, SIGTERM only lengthens the list that this yields; outside the main thread it stays what it was."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)

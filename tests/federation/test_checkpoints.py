@@ -1,0 +1,128 @@
+import signal
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fedgeo import federation
+from tests.federation import common
+from tests.federation.test_engine import averaging
+
+KEY = jax.random.key(0)
+DATA = jnp.arange(5.0)
+
+
+def fit(folder, rounds, *, data=DATA, key=KEY, alg=None, every=3, **options):
+    checkpoints = federation.Checkpoints(folder, every=every, **options)
+    return federation.fit(
+        alg or averaging(), key, data, rounds=rounds, sampler=federation.uniform(3), checkpoints=checkpoints
+    )
+
+
+def test_a_run_goes_on_where_it_was(tmp_path):
+    want = fit(tmp_path / "whole", 10)
+    plain = federation.fit(averaging(), KEY, DATA, rounds=10, sampler=federation.uniform(3))
+    chex.assert_trees_all_equal(want, plain)
+    fit(tmp_path / "part", 6)
+    got = fit(tmp_path / "part", 10)
+    chex.assert_tree_all_finite(got[0])
+    chex.assert_trees_all_equal(got, want)
+    again = fit(tmp_path / "part", 10)  # nothing is left to do
+    chex.assert_trees_all_equal(again, want)
+    with pytest.raises(ValueError, match="the checkpoints hold 10 rounds, but 6 were asked for"):
+        fit(tmp_path / "part", 6)
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    fit(tmp_path, 12, keep=2)
+    assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdigit()) == [9, 12]
+
+
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"key": jax.random.key(1)}, "key differ"),
+        ({"data": DATA + 1}, "data_checksums differ"),
+        ({"data": jnp.arange(6.0)}, "data, data_checksums differ"),
+        ({"every": 2}, "every differ"),
+        ({"about": {"rho": 2.0}}, "about differ"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, differs):
+    fit(tmp_path, 3)
+    with pytest.raises(federation.CheckpointError, match=f"is of another run: {differs}"):
+        fit(tmp_path, 6, **change)
+    assert np.isfinite(fit(tmp_path, 6)[0].server)  # nothing was lost
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
+    fit(tmp_path, 3)
+    other = averaging()
+    more = other._replace(
+        update=lambda *a: (lambda client, upload, _: (client, upload, {}))(*other.update(*a)),
+    )
+    with pytest.raises(federation.CheckpointError, match="the state of another algorithm"):
+        fit(tmp_path, 6, alg=more)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "remove"])
+def test_a_damaged_checkpoint_is_refused_and_the_one_before_still_serves(tmp_path, damage):
+    want = fit(tmp_path / "whole", 9)
+    fit(tmp_path / "run", 6)
+    newest = tmp_path / "run" / "6"
+    files = [path for path in newest.rglob("*") if path.is_file() and path.stat().st_size > 0]
+    for path in files:
+        content = path.read_bytes()
+        if damage == "truncate":
+            path.write_bytes(content[: len(content) // 2])
+        elif damage == "flip":
+            path.write_bytes(bytes(255 - byte for byte in content))
+        elif damage == "empty":
+            path.write_bytes(b"")
+        else:
+            path.unlink()
+    with pytest.raises(federation.CheckpointError, match=r"checkpoint 6 in .* remove it to go on"):
+        fit(tmp_path / "run", 9)
+    for path in sorted(newest.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+    newest.rmdir()
+    chex.assert_trees_all_equal(fit(tmp_path / "run", 9), want)
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="every and keep must be at least 1, got 0 and 2"):
+        federation.Checkpoints("folder", every=0)
+
+
+def same(got, want):
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_the_next_run_goes_on(tmp_path):
+    want = common.run(tmp_path / "want.npz", 12, "--folder", tmp_path / "whole")
+    process = common.start(tmp_path / "cut.npz", 12, "--folder", tmp_path / "cut", "--slow")
+    assert process.stdout.readline().strip() == "2"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=100)
+    assert process.returncode == 143
+    assert not (tmp_path / "cut.npz").exists()
+    same(common.run(tmp_path / "cut.npz", 12, "--folder", tmp_path / "cut"), want)
+    whole, cut = ((tmp_path / f"{name}-records" / "clients.csv").read_text() for name in ("whole", "cut"))
+    assert whole == cut
+    assert whole.count("\n") == 1 + 12 * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "seconds"), [(1, 0.0), (2, 0.02), (4, 0.05), (5, 0.1)])
+def test_a_run_killed_while_it_saves_goes_on(tmp_path, number, seconds):
+    want = common.run(tmp_path / "want.npz", 12, "--folder", tmp_path / "whole")
+    process = common.start(
+        tmp_path / "cut.npz", 12, "--folder", tmp_path / "cut", "--die-in-save", number, seconds
+    )
+    process.communicate(timeout=100)
+    assert process.returncode == -signal.SIGKILL
+    same(common.run(tmp_path / "cut.npz", 12, "--folder", tmp_path / "cut"), want)

@@ -1,0 +1,61 @@
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+
+from fedgeo import federation
+from tests.federation.test_engine import averaging
+
+NAMES = ["a", 'b, "the second"', "c"]
+DATA = jnp.asarray([1.0, 5.0, 9.0])
+
+
+def fit(folder, rounds, first_round=0, state=None):
+    return federation.fit(
+        averaging(fail=(5.0,)), jax.random.key(0), DATA, rounds=rounds, first_round=first_round, state=state,
+        sampler=federation.uniform(2), records=federation.Records(folder, NAMES),
+    )  # fmt: skip
+
+
+def read(folder):
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    return lines, pd.read_csv(folder / "clients.csv")
+
+
+def test_files_say_what_the_history_says(tmp_path):
+    _, history = fit(tmp_path, 10)
+    lines, table = read(tmp_path)
+    assert [line["round"] for line in lines] == list(range(10))
+    assert len(table) == 20
+    np.testing.assert_array_equal(table["round"], np.repeat(np.arange(10), 2))
+    np.testing.assert_array_equal(table["client"], [NAMES[k] for k in history.client.ravel()])
+    np.testing.assert_array_equal(table["weight"], history.weight.ravel())
+    np.testing.assert_array_equal(table["quarantined"], history.quarantined.ravel())
+    np.testing.assert_allclose(table["draw"], history.metrics["draw"].ravel(), rtol=1e-8)
+    for r, line in enumerate(lines):
+        counts = history.weight[r] > 0
+        assert line["counted"] == counts.sum()
+        assert line["quarantined"] == [NAMES[k] for k in history.client[r][history.quarantined[r]]]
+        assert line["upload_bytes"] == 4 * 2  # a number from each
+        assert line["mean_draw"] == (
+            float(history.metrics["draw"][r][counts].mean()) if counts.any() else None
+        )
+        assert line["updated"] == bool(history.updated[r])
+        assert line["seconds"] > 0
+
+
+def test_a_run_that_goes_on_writes_every_round_once(tmp_path):
+    fit(tmp_path / "whole", 6)
+    state, _ = fit(tmp_path / "part", 4)
+    fit(tmp_path / "part", 4)  # the same rounds again
+    with (tmp_path / "part" / "rounds.jsonl").open("a") as file:
+        file.write('{"round": 4, "upd')  # cut off
+    with (tmp_path / "part" / "clients.csv").open("a") as file:
+        file.write("4,a,1")
+    fit(tmp_path / "part", 2, first_round=4, state=state)
+    (lines, table), (want_lines, want_table) = read(tmp_path / "part"), read(tmp_path / "whole")
+    pd.testing.assert_frame_equal(table, want_table)
+    for line, want in zip(lines, want_lines, strict=True):
+        assert line | {"seconds": 0} == want | {"seconds": 0}
