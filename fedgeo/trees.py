@@ -1,5 +1,7 @@
 """Small operations over pytrees whose leaves share a leading axis."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,6 +47,64 @@ def mean(tree: PyTree, weights: jax.Array) -> PyTree:
         return jnp.einsum("s,s...->...", share.astype(leaf.dtype), leaf, precision="highest")
 
     return jax.tree.map(weighted, tree)
+
+
+def median(tree: PyTree, weights: jax.Array) -> PyTree:
+    """Median, entry by entry, over those with a positive weight, all alike; zero where there are none.
+
+    With less than half of them wrong in any way, it stays within the range of the others (Yin et al., 2018).
+
+    Args:
+        tree: leaves ``(S, ...)``, finite.
+        weights: ``(S,)``; only their sign matters.
+    """
+    number = jnp.sum(weights > 0)
+    last = weights.shape[0] - 1
+
+    def middle(leaf: jax.Array) -> jax.Array:
+        ordered = _ordered(leaf, weights)
+        low, high = (ordered[jnp.clip(k // 2, 0, last)] for k in (number - 1, number))
+        return jnp.where(number > 0, low / 2 + high / 2, 0)
+
+    return jax.tree.map(middle, tree)
+
+
+def trimmed_mean(share: float) -> Callable[[PyTree, jax.Array], PyTree]:
+    """Mean over those with a positive weight, all alike, without the lowest and the highest, entry by entry.
+
+    Args:
+        share: in [0, 0.5), of those left out at either end; of n clients, ``floor(share n)``.
+
+    Returns:
+        ``(tree, weights) -> tree``, to be used like :func:`mean`; zero where there are none. Source: Yin et al. (2018),
+        Byzantine-robust distributed learning: towards optimal statistical rates.
+
+    Raises:
+        ValueError: a share out of its range.
+    """
+    if not 0 <= share < 0.5:
+        raise ValueError(f"share is trimmed at either end and lies in [0, 0.5), got {share}")
+
+    def trimmed(tree: PyTree, weights: jax.Array) -> PyTree:
+        number = jnp.sum(weights > 0)
+        cut = jnp.floor(share * number + 1e-6).astype(number.dtype)
+        place = jnp.arange(weights.shape[0])
+        kept = (place >= cut) & (place < number - cut)
+
+        def average(leaf: jax.Array) -> jax.Array:
+            ordered = _ordered(leaf, weights)
+            return jnp.sum(jnp.where(_trailing(kept, ordered), ordered, 0), 0) / jnp.maximum(jnp.sum(kept), 1)
+
+        return jax.tree.map(average, tree)
+
+    return trimmed
+
+
+def _ordered(leaf: jax.Array, weights: jax.Array) -> jax.Array:
+    """Entries in ascending order along the first axis, those without weight at the end."""
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        leaf = leaf.astype(weights.dtype)
+    return jnp.sort(jnp.where(_trailing(weights > 0, leaf), leaf, jnp.inf), axis=0)
 
 
 def all_finite(tree: PyTree, batch_axes: int = 0) -> jax.Array:

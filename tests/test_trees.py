@@ -2,6 +2,8 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+import scipy.stats
 
 from fedgeo import trees
 
@@ -50,3 +52,23 @@ def test_nbytes_of_arrays_and_of_shapes():
     values = {"a": jnp.zeros((3, 5)), "b": jnp.zeros(2, jnp.int8)}
     assert trees.nbytes(values) == 62
     assert trees.nbytes(jax.eval_shape(lambda: values)) == 62
+
+
+def test_median_and_trimmed_mean_leave_out_whoever_has_no_weight():
+    rng = np.random.default_rng(0)
+    for size in (1, 2, 5, 8):
+        x, weights = rng.normal(size=(size, 3)).astype(np.float32), rng.random(size).astype(np.float32)
+        weights[: size // 3] = 0
+        counted = x[weights > 0]
+        tree, w = {"a": jnp.asarray(x), "b": jnp.arange(size)}, jnp.asarray(weights)
+        got = trees.median(tree, w)
+        np.testing.assert_allclose(got["a"], np.median(counted, axis=0), rtol=1e-6)
+        np.testing.assert_allclose(got["b"], np.median(np.arange(size)[weights > 0]), rtol=1e-6)
+        for share in (0.0, 0.2, 0.49):
+            want = scipy.stats.trim_mean(counted, share, axis=0)
+            np.testing.assert_allclose(trees.trimmed_mean(share)(tree, w)["a"], want, rtol=2e-5, atol=1e-6)
+    nobody = jnp.zeros(4)
+    assert trees.median(jnp.ones((4, 2)), nobody).tolist() == [0, 0]
+    assert trees.trimmed_mean(0.1)(jnp.ones((4, 2)), nobody).tolist() == [0, 0]
+    with pytest.raises(ValueError, match=r"got 0\.5"):
+        trees.trimmed_mean(0.5)

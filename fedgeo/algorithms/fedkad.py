@@ -1,7 +1,7 @@
 """FedKAD: a federated low-rank Koopman model by ADMM on the Stiefel manifold. arXiv 2607.08978, Algorithm 1."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -57,6 +57,7 @@ def fedkad(
     smoothing: int = 5,
     residual: koopman.Residual = "full",
     scale: koopman.Scale = "none",
+    mean: Callable[[jax.Array, jax.Array], jax.Array] = trees.mean,
 ) -> FedAlgorithm:
     """FedKAD as a :class:`FedAlgorithm`; defaults are the paper's (section VI-A1, Table II).
 
@@ -87,6 +88,8 @@ def fedkad(
         residual: see :func:`koopman.residuals`; ``"full"`` is the paper's. For ``"newest"`` a client reads the next row
             off the shared subspace by a ridge regression of its own instead of ``Z Q``.
         scale: see :func:`koopman.residuals`; ``"none"`` is the paper's.
+        mean: ``(uploads, weights) -> Z``, the mean of eq. 16; or a robust one, :func:`fedgeo.trees.median` or
+            ``fedgeo.trees.trimmed_mean(0.1)``.
 
     Raises:
         ValueError: an argument out of its range, or a rank above D.
@@ -167,7 +170,7 @@ def fedkad(
 
     def aggregate(server: jax.Array, uploads: jax.Array, weights: jax.Array, cohort: Cohort) -> jax.Array:
         del server, cohort
-        return trees.mean(uploads, weights)  # eq. 16
+        return mean(uploads, weights)  # eq. 16
 
     def sync(server: jax.Array, client: FedKADClient) -> FedKADClient:
         return FedKADClient(client.frame, client.dual + rho * (client.frame - server))  # eq. 14

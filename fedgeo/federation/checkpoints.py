@@ -143,7 +143,8 @@ def _forms(tree: PyTree) -> dict[str, Any]:
 
 def _checksums(tree: PyTree) -> list[int]:
     return [
-        zlib.crc32(np.ascontiguousarray(np.atleast_1d(leaf)).view(np.uint8)) for leaf in jax.tree.leaves(tree)
+        zlib.crc32(np.ascontiguousarray(np.atleast_1d(leaf)).view(np.uint8).data)
+        for leaf in jax.tree.leaves(tree)
     ]
 
 
