@@ -77,15 +77,19 @@ def fed_round(
     """
     index = cohort.index
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
-    before, data_s = trees.take(state.clients, index), trees.take(data, index)
-    clients, uploads, metrics = _map_clients(
-        lambda server, k, client, data_k: alg.update(k, server, client, data_k),
-        state.server,
-        (keys, before, data_s),
-        block_size,
-        mesh,
-    )
-    weights = jax.vmap(alg.weight)(data_s)
+    before = trees.take(state.clients, index)
+
+    def work(server: PyTree, k: Key, client: PyTree, data_k: PyTree) -> Any:
+        return *alg.update(k, server, client, data_k), alg.weight(data_k)
+
+    def fetch_and_work(server: PyTree, k: Key, client: PyTree, i: jax.Array) -> Any:
+        return work(server, k, client, trees.take(data, i))  # a block of clients holds a block's data
+
+    if mesh is None:
+        done = _map_clients(fetch_and_work, state.server, (keys, before, index), block_size)
+    else:
+        done = _map_clients(work, state.server, (keys, before, trees.take(data, index)), block_size, mesh)
+    clients, uploads, metrics, weights = done
 
     finite = trees.all_finite((uploads, clients, weights), batch_axes=1)
     reported = cohort.active & finite
