@@ -2,10 +2,12 @@
 
 from fedgeo.federation.checkpoints import CheckpointError as CheckpointError
 from fedgeo.federation.checkpoints import Checkpoints as Checkpoints
+from fedgeo.federation.engine import combine as combine
 from fedgeo.federation.engine import deploy as deploy
 from fedgeo.federation.engine import fed_round as fed_round
 from fedgeo.federation.engine import fit as fit
 from fedgeo.federation.engine import init as init
+from fedgeo.federation.engine import round_keys as round_keys
 from fedgeo.federation.engine import run as run
 from fedgeo.federation.engine import score as score
 from fedgeo.federation.engine import upload_bytes as upload_bytes

@@ -92,14 +92,8 @@ def fed_round(
     clients, uploads, metrics, weights = done
 
     finite = trees.all_finite((uploads, clients, weights), batch_axes=1)
-    reported = cohort.active & finite
-    weights = jnp.where(reported, weights, 0)
-    uploads = trees.where(reported, uploads, jax.tree.map(jnp.zeros_like, uploads))
-    aggregated = alg.aggregate(state.server, uploads, weights, Cohort(index, reported))
-    _check_same_form("aggregate", aggregated, state.server)
-    enough = jnp.sum(weights > 0) >= quorum
-    updated = enough & trees.all_finite(aggregated)
-    server = trees.where(updated, aggregated, state.server)
+    reported = Cohort(index, cohort.active & finite)
+    server, weights, enough, updated = combine(alg, state.server, uploads, weights, reported, quorum=quorum)
 
     synced = jax.vmap(alg.sync, in_axes=(None, 0), axis_size=index.shape[0])(server, clients)
     _check_same_form("sync", synced, before)
@@ -109,6 +103,38 @@ def fed_round(
     after = trees.put(state.clients, index, trees.where(updated & cohort.active & sound, synced, before))
     info = RoundInfo(index, weights, cohort.active, cohort.active & ~sound, enough, updated, metrics)
     return FedState(server, after), info
+
+
+def combine(
+    alg: FedAlgorithm, server: PyTree, uploads: PyTree, weights: jax.Array, reported: Cohort, *, quorum: int = 1
+) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
+    """What the server does with a round's uploads.
+
+    Args:
+        alg: the algorithm.
+        server: its state.
+        uploads: leaves ``(S, ...)``; those of clients that did not report may hold anything.
+        weights: ``(S,)``, likewise.
+        reported: the cohort, ``active`` where the upload is there and finite.
+        quorum: fewest clients that must count.
+
+    Returns:
+        The new state, the weights that counted ``(S,)``, whether they are as many as the quorum asks for, and whether
+        the state is new; if not it is the old one, and the round is void.
+    """
+    weights = jnp.where(reported.active, weights, 0)
+    uploads = trees.where(reported.active, uploads, jax.tree.map(jnp.zeros_like, uploads))
+    aggregated = alg.aggregate(server, uploads, weights, reported)
+    _check_same_form("aggregate", aggregated, server)
+    enough = jnp.sum(weights > 0) >= quorum
+    updated = enough & trees.all_finite(aggregated)
+    return trees.where(updated, aggregated, server), weights, enough, updated
+
+
+def round_keys(key: Key, number: jax.Array | int) -> tuple[Key, Key]:
+    """The keys of a round: of its sampler, and of its clients, of which client k works with ``fold_in(second, k)``."""
+    draw_key, work_key = jax.random.split(jax.random.fold_in(key, number))
+    return draw_key, work_key
 
 
 @partial(jax.jit, static_argnames=("alg", "sampler", "rounds", "block_size", "quorum", "mesh", "num_clients"))
@@ -149,7 +175,7 @@ def run(
     num_clients = num_clients or _num_clients(data)
 
     def body(carry: FedState, number: jax.Array) -> tuple[FedState, RoundInfo]:
-        draw_key, work_key = jax.random.split(jax.random.fold_in(key, number))
+        draw_key, work_key = round_keys(key, number)
         cohort = sampler(draw_key, num_clients, number)
         options: dict[str, Any] = dict(block_size=block_size, quorum=quorum, mesh=mesh)
         if mesh is None:

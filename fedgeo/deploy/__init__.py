@@ -1,0 +1,1 @@
+"""Federations of real devices, and detectors on them."""
