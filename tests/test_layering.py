@@ -28,6 +28,7 @@ ALLOWED = {
     },
     "fedgeo.federation": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees"},
     "fedgeo.evaluation": NUMERIC | {"fedgeo.evaluation"},
+    "fedgeo.evaluation.significance": NUMERIC | {"scikit_posthocs", "baycomp"},
     "fedgeo.baselines": NUMERIC | {"xgboost", "fedgeo.data", "fedgeo.baselines"},
     "fedgeo.runs": NUMERIC
     | {"jax", "optax"}
