@@ -34,7 +34,8 @@ ALLOWED = {
     | {"jax", "optax"}
     | {f"fedgeo.{n}" for n in ("protocol", "trees", "data", "models", "algorithms", "federation")}
     | {f"fedgeo.{n}" for n in ("evaluation", "baselines", "runs")},
-    "fedgeo.report": NUMERIC | {"jax", "matplotlib", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
+    "fedgeo.report": NUMERIC
+    | {"jax", "matplotlib", "scikit_posthocs", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
     "fedgeo.cli": {"pandas", "tyro", "rich", "fedgeo"},
     "fedgeo": {"fedgeo"},
 }
