@@ -31,6 +31,10 @@ TITLES = {
     "f1_pa1": "PA%1",
     "f1_pa10": "PA%10",
     "alarm_rate": "alarms",
+    "youden_accuracy": "accuracy (Youden)",
+    "youden_precision": "precision (Youden)",
+    "youden_recall": "recall (Youden)",
+    "youden_f1": "F1 (Youden)",
 }
 
 
@@ -64,22 +68,29 @@ def _commit() -> str:
 
 
 def shown(result: Result) -> pd.DataFrame:
-    """The result's table as text: percent, mean ± sd over seeds, and the units that the means cover."""
+    """The result's table as text: percent, mean ± sd over seeds (sd over classes), and the units that means cover."""
     table = result.table()
     text = pd.DataFrame(index=table.index)
     for metric in METRICS[result.unit]:
-        pairs = zip(table[metric], table[f"{metric}_sd"], strict=True)
+        columns = [table[f"{metric}{suffix}"] for suffix in ("", "_sd", "_sd_units")]
         text[TITLES[metric]] = [
-            _mean_and_spread(m, float("nan") if metric == "alarm_rate" else sd) for m, sd in pairs
+            _mean_and_spread(mean)
+            if metric == "alarm_rate"
+            else _mean_and_spread(mean, sd, units if result.unit == "class" else float("nan"))
+            for mean, sd, units in zip(*columns, strict=True)
         ]
     text["n"] = table["covers"]
     return text
 
 
-def _mean_and_spread(mean: float, sd: float) -> str:
+def _mean_and_spread(mean: float, sd: float = float("nan"), units: float = float("nan")) -> str:
     if np.isnan(mean):
         return "undefined"
-    return f"{mean:.1f}" + ("" if np.isnan(sd) else f"±{sd:.1f}")
+    return (
+        f"{mean:.1f}"
+        + ("" if np.isnan(sd) else f"±{sd:.1f}")
+        + ("" if np.isnan(units) else f" ({units:.1f})")
+    )
 
 
 def shown_seconds(result: Result) -> pd.DataFrame:
@@ -120,10 +131,13 @@ def reading(result: Result) -> list[str]:
             "every client in every round, which is more work, not less.",
         ]
     else:
-        lines.append(
+        lines += [
+            "In brackets: the standard deviation over classes of the mean over seeds.",
+            "The columns marked Youden take the threshold that maximises Youden's J on validation rows of all classes "
+            "with their labels, as the paper does: learners of one class have no such rows.",
             "Features are scaled with the training rows of all classes (the paper does not say of which); only the "
-            "class held normal is trained on."
-        )
+            "class held normal is trained on.",
+        ]
     return lines
 
 
@@ -176,6 +190,41 @@ def _markdown(result: Result, made_by: dict[str, Any]) -> str:
         f"{versions}, on {made_by['device']} with {made_by['processors']} processors.",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def plot_ranks(path: str | os.PathLike[str], ranks: evaluation.Ranks, *, title: str) -> None:
+    """Draw a critical difference diagram: average ranks, with a bar over methods that Nemenyi's test cannot tell apart.
+
+    Args:
+        path: of the picture.
+        ranks: from :func:`fedgeo.evaluation.ranks`.
+        title: of the picture.
+
+    Raises:
+        ImportError: without scikit-posthocs, from the extra ``fedgeo[stats]``.
+    """
+    try:
+        from scikit_posthocs import critical_difference_diagram
+    except ImportError as error:
+        raise ImportError("plot_ranks needs scikit-posthocs: pip install 'fedgeo[stats]'") from error
+    figure = Figure(figsize=(9, 0.9 + 0.32 * len(ranks.mean)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    axis.set_title(title, pad=44)
+    critical_difference_diagram(ranks.mean, ranks.nemenyi, ax=axis)
+    first = float(ranks.mean.min())
+    place = axis.get_xaxis_transform()  # ranks across, shares of the height upwards
+    axis.plot(
+        [first, first + ranks.critical_difference],
+        [1.16, 1.16],
+        "|-",
+        color="0.2",
+        transform=place,
+        clip_on=False,
+    )
+    label = f" critical difference {ranks.critical_difference:.2f}"
+    axis.text(first + ranks.critical_difference, 1.16, label, transform=place, va="center", fontsize=9)
+    figure.savefig(path, dpi=110)
 
 
 def plot_stream(

@@ -28,12 +28,16 @@ ALLOWED = {
     },
     "fedgeo.federation": {"jax", "numpy", "orbax", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.evaluation": NUMERIC | {"fedgeo.evaluation"},
+    "fedgeo.evaluation.significance": NUMERIC | {"scikit_posthocs", "baycomp"},
     "fedgeo.baselines": NUMERIC | {"xgboost", "fedgeo.data", "fedgeo.baselines"},
     "fedgeo.runs": NUMERIC
     | {"jax", "optax"}
     | {f"fedgeo.{n}" for n in ("protocol", "trees", "data", "models", "algorithms", "federation")}
     | {f"fedgeo.{n}" for n in ("evaluation", "baselines", "runs")},
-    "fedgeo.report": NUMERIC | {"jax", "matplotlib", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
+    "fedgeo.report": NUMERIC
+    | {"jax", "matplotlib", "scikit_posthocs", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
+    "fedgeo.deploy": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
+    "fedgeo.deploy.flower": {"jax", "numpy", "flwr", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.cli": {"pandas", "tyro", "rich", "fedgeo"},
     "fedgeo": {"fedgeo"},
 }

@@ -28,6 +28,7 @@ def fedavg(
     optimizer: optax.GradientTransformation | None = None,
     epochs: int = 5,
     batch_size: int = 128,
+    max_steps: int | None = None,
 ) -> FedAlgorithm:
     """FedAvg (McMahan et al. 2017), weighted by n_k; Protocol B and Algorithm 1 of Geodesic-SVDD, arXiv 2610.33619.
 
@@ -38,8 +39,11 @@ def fedavg(
         optimizer: each client's, started anew every round; ``optax.adam(1e-3)`` by default.
         epochs: local epochs a round.
         batch_size: rows a local step.
+        max_steps: local steps an epoch at most; None for every row in every epoch.
     """
-    train = local.trainer(model, optimizer or optax.adam(1e-3), epochs=epochs, batch_size=batch_size)
+    train = local.trainer(
+        model, optimizer or optax.adam(1e-3), epochs=epochs, batch_size=batch_size, max_steps=max_steps
+    )
 
     def init(key: Key, data: Rows) -> FedState:
         return FedState(FedAvgServer(*local.shared_start(model, key, data)), ())

@@ -15,7 +15,12 @@ Trainer = Callable[[Key, PyTree, PyTree, Rows], tuple[PyTree, dict[str, jax.Arra
 
 
 def trainer(
-    model: Model, optimizer: optax.GradientTransformation, *, epochs: int, batch_size: int
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    *,
+    epochs: int,
+    batch_size: int,
+    max_steps: int | None = None,
 ) -> Trainer:
     """Local training as in Algorithm 1 of Geodesic-SVDD: E epochs of shuffled minibatches, fresh optimiser state.
 
@@ -27,17 +32,23 @@ def trainer(
         optimizer: an optax transformation.
         epochs: E, at least 1.
         batch_size: rows a step; the last batch of an epoch may hold fewer.
+        max_steps: local steps an epoch at most, so that a large client costs no more than ``max_steps * batch_size``
+            rows; it takes others in every epoch. None for every row in every epoch.
 
     Raises:
-        ValueError: epochs or batch_size below 1.
+        ValueError: epochs, batch_size or max_steps below 1.
     """
-    if epochs < 1 or batch_size < 1:
-        raise ValueError(f"epochs and batch_size must be at least 1, got {epochs} and {batch_size}")
+    if epochs < 1 or batch_size < 1 or (max_steps is not None and max_steps < 1):
+        raise ValueError(
+            "epochs, batch_size and max_steps must be at least 1 (max_steps may be None), "
+            f"got {epochs}, {batch_size} and {max_steps}"
+        )
 
     def train(key: Key, params: PyTree, anchor: PyTree, rows: Rows) -> tuple[PyTree, dict[str, jax.Array]]:
         size = rows.x.shape[0]
         batch = min(batch_size, size)
-        steps = -(-size // batch)
+        whole = -(-size // batch)
+        steps = whole if max_steps is None else min(whole, max_steps)
 
         def step(
             carry: tuple[PyTree, PyTree], inputs: tuple[Key, jax.Array]
@@ -55,7 +66,8 @@ def trainer(
         def epoch(carry: tuple[PyTree, PyTree], epoch_key: Key) -> tuple[tuple[PyTree, PyTree], jax.Array]:
             shuffle_key, step_key = jax.random.split(epoch_key)
             order = jnp.argsort(jnp.where(rows.mask, jax.random.uniform(shuffle_key, (size,)), 2.0))
-            index = jnp.pad(order, (0, steps * batch - size), constant_values=size).reshape(steps, batch)
+            padded = jnp.pad(order, (0, whole * batch - size), constant_values=size)
+            index = padded[: steps * batch].reshape(steps, batch)
             keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step_key, jnp.arange(steps))
             carry, losses = jax.lax.scan(step, carry, (keys, index))
             taken = jnp.sum(jnp.any(jnp.take(rows.mask, index, mode="fill", fill_value=False), axis=1))

@@ -33,6 +33,7 @@ def one_shot(
     optimizer: optax.GradientTransformation | None = None,
     epochs: int = 50,
     batch_size: int = 128,
+    max_steps: int | None = None,
 ) -> FedAlgorithm:
     """One round of local training from one shared start; the score is the sum of the experts' scores (eq. 2).
 
@@ -43,8 +44,11 @@ def one_shot(
         optimizer: each client's; ``optax.adam(1e-3)`` by default.
         epochs: local epochs.
         batch_size: rows a local step.
+        max_steps: local steps an epoch at most; None for every row in every epoch.
     """
-    train = local.trainer(model, optimizer or optax.adam(1e-3), epochs=epochs, batch_size=batch_size)
+    train = local.trainer(
+        model, optimizer or optax.adam(1e-3), epochs=epochs, batch_size=batch_size, max_steps=max_steps
+    )
 
     def init(key: Key, data: Rows) -> FedState:
         num_clients = data.x.shape[0]

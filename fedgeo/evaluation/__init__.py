@@ -19,9 +19,16 @@ from fedgeo.evaluation.ranking import auroc as auroc
 from fedgeo.evaluation.ranking import average_precision as average_precision
 from fedgeo.evaluation.ranking import trapezoid_pr as trapezoid_pr
 from fedgeo.evaluation.significance import Paired as Paired
+from fedgeo.evaluation.significance import Practical as Practical
+from fedgeo.evaluation.significance import Ranks as Ranks
 from fedgeo.evaluation.significance import Verdict as Verdict
+from fedgeo.evaluation.significance import critical_difference as critical_difference
 from fedgeo.evaluation.significance import paired as paired
+from fedgeo.evaluation.significance import practical as practical
+from fedgeo.evaluation.significance import ranks as ranks
 from fedgeo.evaluation.significance import verdict as verdict
+from fedgeo.evaluation.spread import distinct as distinct
+from fedgeo.evaluation.spread import effective_rank as effective_rank
 from fedgeo.evaluation.summary import macro as macro
 from fedgeo.evaluation.summary import over_seeds as over_seeds
 from fedgeo.evaluation.summary import per_client as per_client

@@ -1,15 +1,20 @@
-"""Whether one method is better than another over the same seeds, as FedKAD's Table III asks.
+"""Whether one method is better than another: over the same seeds, or many methods over many data sets.
+
+:func:`paired` and :func:`verdict` are what FedKAD's Table III asks for, :func:`ranks` and :func:`practical` what
+section IV-C of the Geodesic-SVDD paper asks for. Shapes: S seeds, B data sets or other scenarios, J methods.
 
 References:
     FedKAD (arXiv 2607.08978), section VI-B1. Cohen (1988), Statistical Power Analysis for the Behavioral Sciences,
-    for d_z. Student (1908), The Probable Error of a Mean.
+    for d_z. Student (1908), The Probable Error of a Mean. Demsar (2006), Statistical Comparisons of Classifiers over
+    Multiple Data Sets. Benavoli, Corani, Demsar and Zaffalon (2017), Time for a Change.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy.stats import ttest_rel
+import pandas as pd
+from scipy.stats import friedmanchisquare, rankdata, studentized_range, ttest_rel
 
 Values = Sequence[float] | np.ndarray
 """One value a seed, or one a client."""
@@ -31,6 +36,38 @@ class Paired(NamedTuple):
     t: float
     p: float
     d_z: float
+
+
+class Ranks(NamedTuple):
+    """Friedman's test and Nemenyi's post-hoc test.
+
+    Attributes:
+        mean: average rank of each method, 1 for the best; ties share their mean.
+        statistic: Friedman's chi-squared, corrected for ties.
+        p: its probability if all methods were alike.
+        critical_difference: of average ranks, above which two methods differ.
+        nemenyi: ``(J, J)`` probability of each pair's difference if all were alike.
+    """
+
+    mean: pd.Series
+    statistic: float
+    p: float
+    critical_difference: float
+    nemenyi: pd.DataFrame
+
+
+class Practical(NamedTuple):
+    """Posterior probabilities of what a further scenario would show.
+
+    Attributes:
+        worse: ours is lower by more than the region of practical equivalence.
+        equal: within that region.
+        better: ours is higher by more.
+    """
+
+    worse: float
+    equal: float
+    better: float
 
 
 class Verdict(NamedTuple):
@@ -104,3 +141,84 @@ def verdict(ours: Values, rivals: Mapping[str, Values], *, gate: float = 0.5) ->
     if abs(result.margin) > gate:
         outcome = "win" if result.margin > 0 else "loss"
     return Verdict(rival, result.margin, result.p, result.d_z, result.pairs, outcome)
+
+
+def critical_difference(methods: int, scenarios: int, *, alpha: float = 0.05) -> float:
+    """Nemenyi's critical difference of the average ranks of J methods over B scenarios (Demsar 2006, section 3.2.2)."""
+    if methods < 2 or scenarios < 1 or not 0 < alpha < 1:
+        raise ValueError(
+            f"got {methods} methods, {scenarios} scenarios and alpha={alpha}; want at least 2, at least 1 and a "
+            "probability in (0, 1), such as 0.05"
+        )
+    quantile = float(studentized_range.ppf(1 - alpha, methods, np.inf)) / np.sqrt(2)
+    return quantile * float(np.sqrt(methods * (methods + 1) / (6 * scenarios)))
+
+
+def ranks(values: pd.DataFrame, *, alpha: float = 0.05) -> Ranks:
+    """Rank methods in every scenario and ask whether the average ranks differ.
+
+    Args:
+        values: ``(B, J)``, a row a scenario and a column a method; higher is better. At least three methods.
+        alpha: level of the critical difference.
+
+    Raises:
+        ImportError: without scikit-posthocs, from the extra ``fedgeo[stats]``.
+        ValueError: fewer than three methods or two scenarios, or an undefined value.
+    """
+    _check_scenarios(values.to_numpy(np.float64), least_methods=3)
+    try:
+        from scikit_posthocs import posthoc_nemenyi_friedman
+    except ImportError as error:
+        raise ImportError("ranks needs scikit-posthocs: pip install 'fedgeo[stats]'") from error
+    x = values.to_numpy(np.float64)
+    mean = pd.Series(rankdata(-x, axis=1).mean(axis=0), index=values.columns, name="rank")
+    test = friedmanchisquare(*x.T)
+    nemenyi = pd.DataFrame(
+        posthoc_nemenyi_friedman(x).to_numpy(), index=values.columns, columns=values.columns
+    )
+    return Ranks(
+        mean,
+        float(test.statistic),
+        float(test.pvalue),
+        critical_difference(x.shape[1], len(x), alpha=alpha),
+        nemenyi,
+    )
+
+
+def practical(
+    ours: Values, theirs: Values, *, rope: float, seed: int = 0, samples: int = 50_000
+) -> Practical:
+    """Bayesian signed-rank test with a region of practical equivalence.
+
+    Args:
+        ours: ``(B,)`` one value a scenario, higher is better.
+        theirs: ``(B,)`` values of the same scenarios in the same order.
+        rope: differences up to this size count as none, in the unit of the values.
+        seed: of the posterior's samples.
+        samples: of the posterior.
+
+    Raises:
+        ImportError: without baycomp, from the extra ``fedgeo[stats]``.
+        ValueError: a rope that is not positive, fewer than two scenarios, or an undefined value.
+    """
+    if not rope > 0:
+        raise ValueError(f"rope={rope}; want a positive difference, such as 1 for one point")
+    a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    if a.ndim != 1 or a.shape != b.shape:
+        raise ValueError(f"got values {a.shape} and {b.shape}; want one a scenario of each method")
+    _check_scenarios(np.stack([a, b], axis=1), least_methods=2)
+    try:
+        from baycomp import SignedRankTest
+    except ImportError as error:
+        raise ImportError("practical needs baycomp: pip install 'fedgeo[stats]'") from error
+    # In baycomp "left" is that the first of its arguments is higher.
+    better, equal, worse = SignedRankTest.probs(a, b, rope=rope, nsamples=samples, random_state=seed)
+    return Practical(float(worse), float(equal), float(better))
+
+
+def _check_scenarios(values: np.ndarray, *, least_methods: int) -> None:
+    if values.shape[0] < 2 or values.shape[1] < least_methods or not np.isfinite(values).all():
+        raise ValueError(
+            f"got {values.shape[0]} scenarios of {values.shape[1]} methods, {int((~np.isfinite(values)).sum())} values "
+            f"undefined; want at least 2 of at least {least_methods}, all defined: leave out what is not"
+        )

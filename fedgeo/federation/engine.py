@@ -106,7 +106,13 @@ def fed_round(
 
 
 def combine(
-    alg: FedAlgorithm, server: PyTree, uploads: PyTree, weights: jax.Array, reported: Cohort, *, quorum: int = 1
+    alg: FedAlgorithm,
+    server: PyTree,
+    uploads: PyTree,
+    weights: jax.Array,
+    reported: Cohort,
+    *,
+    quorum: int = 1,
 ) -> tuple[PyTree, jax.Array, jax.Array, jax.Array]:
     """What the server does with a round's uploads.
 

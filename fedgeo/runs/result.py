@@ -24,8 +24,11 @@ def silent(step: str, steps: int) -> None:
 
 METRICS = {
     "client": ("auroc", "ap", "f1", "f1_pa1", "f1_pa10", "alarm_rate"),
-    "class": ("auroc", "ap", "f1", "precision", "recall", "alarm_rate"),
-}
+    "class": (
+        "auroc", "ap", "f1", "precision", "recall", "alarm_rate",
+        "youden_accuracy", "youden_precision", "youden_recall", "youden_f1",
+    ),
+}  # fmt: skip
 """What the main table shows for each kind of unit, by the names of ``evaluation.per_client``."""
 
 
@@ -56,7 +59,11 @@ class Result:
     thresholds: dict[str, float] = field(default_factory=dict)
 
     def table(self) -> pd.DataFrame:
-        """One row a method: mean over units and seeds in percent, sd over seeds, units covered, seeds."""
+        """One row a method, in percent: mean over units and seeds, its spreads, units covered, seeds.
+
+        ``_sd`` is the standard deviation over seeds of the mean over units; ``_sd_units`` that over units of the mean
+        over seeds.
+        """
         records = {}
         for method, rows in self.units.groupby("method", sort=False):
             macros = [
@@ -64,10 +71,12 @@ class Result:
                 for _, one in rows.groupby("seed")
             ]
             summary = evaluation.over_seeds(macros)
+            by_unit = rows.groupby("unit")[list(METRICS[self.unit])].mean().std(ddof=1)
             record: dict[str, Any] = {}
             for metric in METRICS[self.unit]:
                 record[metric] = 100 * summary["mean"][metric]
                 record[f"{metric}_sd"] = 100 * summary["sd"][metric]
+                record[f"{metric}_sd_units"] = 100 * by_unit[metric]
             covered = summary["n_defined"][list(METRICS[self.unit])]
             record["covers"] = f"{_range(covered.min(), covered.max())}/{summary['clients']['auroc']}"
             record["seeds"] = summary["seeds"]["auroc"]
@@ -120,6 +129,24 @@ def tidy(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     return rows[["method", "seed", *(c for c in rows.columns if c not in ("method", "seed"))]]
 
 
+class Program:
+    """A function compiled once for every set of shapes, which knows how long that took."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._compiled: dict[Any, Any] = {}
+
+    def compiled(self, *arguments: Any) -> tuple[Callable[..., Any], float]:
+        """The executable for arguments of these shapes, and the seconds that compiling took now."""
+        leaves, structure = jax.tree.flatten(arguments)
+        shapes = (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
+        if shapes in self._compiled:
+            return self._compiled[shapes], 0.0
+        began = time.perf_counter()
+        self._compiled[shapes] = jax.jit(self._function).lower(*arguments).compile()
+        return self._compiled[shapes], time.perf_counter() - began
+
+
 class Clock:
     """Times work under the name of the current method, compilation apart from the rest."""
 
@@ -134,18 +161,14 @@ class Clock:
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """``jit(function)``, compiled once for every set of shapes."""
-        compiled: dict[Any, Any] = {}
+        program = Program(function)
+        return lambda *arguments: self.run(program, *arguments)
 
-        def call(*arguments: Any) -> Any:
-            leaves, structure = jax.tree.flatten(arguments)
-            shapes = (structure, *((leaf.shape, leaf.dtype) for leaf in leaves))
-            if shapes not in compiled:
-                began = time.perf_counter()
-                compiled[shapes] = jax.jit(function).lower(*arguments).compile()
-                self._add(time.perf_counter() - began, 0)
-            return self.measure(lambda: jax.block_until_ready(compiled[shapes](*arguments)))
-
-        return call
+    def run(self, program: Program, *arguments: Any) -> Any:
+        """The result of a program."""
+        executable, seconds = program.compiled(*arguments)
+        self._add(seconds, 0)
+        return self.measure(lambda: jax.block_until_ready(executable(*arguments)))
 
     def measure(self, work: Callable[[], Any]) -> Any:
         """The result of ``work()``."""

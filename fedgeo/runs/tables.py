@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -13,18 +13,20 @@ import numpy as np
 import optax
 import pandas as pd
 
-from fedgeo import data, federation, trees
-from fedgeo.algorithms.fedavg import fedavg
+from fedgeo import data, evaluation, federation, trees
+from fedgeo.algorithms.fedavg import FedAvgServer, fedavg
 from fedgeo.algorithms.local import local_only
-from fedgeo.algorithms.one_shot import one_shot
+from fedgeo.algorithms.one_shot import OneShotServer, one_shot
 from fedgeo.baselines import controls
 from fedgeo.baselines.forests import federated_isolation_forest, federated_xgboost
 from fedgeo.baselines.neighbours import knn
-from fedgeo.models.encoder import geodesic_svdd, mlp_svdd
-from fedgeo.protocol import FedAlgorithm, Key, Model, Rows
+from fedgeo.evaluation import metrics
+from fedgeo.models.encoder import Mixup, MLPEncoder, SphericalEncoder, geodesic_svdd, mlp_svdd
+from fedgeo.protocol import FedAlgorithm, Key, Model, PyTree, Rows
 from fedgeo.runs.result import (
     Clock,
     OnStep,
+    Program,
     Result,
     check_rounds_and_quantile,
     check_seeds,
@@ -33,6 +35,19 @@ from fedgeo.runs.result import (
     tidy,
     train,
 )
+
+TRAINED = (
+    "Geodesic (OS)", "Geodesic (Iter)", "untrained encoder", "local-only", "centralised",
+    "Geodesic (OS, lerp)", "Geodesic (OS, no mixup)", "Geodesic (Iter, lerp)", "FedAvg (FE)",
+    "FedAvg (MLP)", "FedAvg (MLP, SM)", "centralised Deep SVDD",
+)  # fmt: skip
+"""Methods that are JAX programs. FedAvg (FE) is also Geodesic (Iter) without mixup."""
+
+OTHERS = ("centralised k-NN", "Fed-Forest", "Fed-XGB", "random", "row norm", "PCA", "Mahalanobis")
+"""Methods that are not."""
+
+BY_DEFAULT = (*TRAINED[:5], *OTHERS[3:])
+"""Geodesic-SVDD and its controls, without the paper's other methods."""
 
 
 @dataclass(frozen=True)
@@ -47,16 +62,20 @@ class GeodesicSettings:
         width: of the hidden layers.
         blocks: residual blocks.
         dropout: rate on the residual path.
-        mixup: "slerp", "lerp" or "none".
+        mixup: "slerp", "lerp" or "none"; methods that name another in brackets keep that.
         kappa: of the Beta(kappa, kappa) that mixes.
         learning_rate: of each client's Adam.
         batch_size: rows a local step.
         rounds: of the iterative protocol.
         local_epochs: a round of the iterative protocol.
+        max_steps: local steps an epoch, at most, of a client; K times as many where one trainer has all rows. A larger
+            client takes other rows in every epoch.
         one_shot_epochs: of the one-shot protocol.
         quantile: of the normal validation scores, above which a row is an alarm.
-        baselines: add the paper's other methods: FedAvg with the same encoder but no mixup (FE), with an MLP, and with
-            an MLP onto the sphere; centralised nearest neighbours; federated isolation forest and XGBoost.
+        baselines: add the paper's other methods: both protocols with linear mixup and without any (the iterative one
+            without is FedAvg with the same encoder, FE), FedAvg with an MLP, and with an MLP onto the sphere;
+            centralised Deep SVDD and nearest neighbours; federated isolation forest and XGBoost.
+        methods: just these, by the names of the table, instead.
     """
 
     clients: int = 3
@@ -72,15 +91,52 @@ class GeodesicSettings:
     batch_size: int = 128
     rounds: int = 50
     local_epochs: int = 1
+    max_steps: int = 5
     one_shot_epochs: int = 50
     quantile: float = 0.95
     baselines: bool = False
+    methods: tuple[str, ...] = ()
+
+    def chosen(self) -> tuple[str, ...]:
+        """The methods to run."""
+        return self.methods or ((*TRAINED, *OTHERS) if self.baselines else BY_DEFAULT)
 
     def check(self) -> None:
         """Raise ValueError for a value that only a run can judge."""
         check_rounds_and_quantile(self.rounds, self.quantile)
         if not 0 < self.learning_rate < math.inf:
             raise ValueError(f"learning_rate must be positive and finite, got {self.learning_rate}")
+        if unknown := [name for name in self.methods if name not in (*TRAINED, *OTHERS)]:
+            raise ValueError(
+                f"no methods called {', '.join(unknown)}; want any of {', '.join((*TRAINED, *OTHERS))}"
+            )
+
+
+class _Method(NamedTuple):
+    """A method that is trained.
+
+    Attributes:
+        alg: the algorithm.
+        model: what it trains.
+        network: the model's encoder.
+        rounds: of training.
+        pooled: whether one trainer holds all rows.
+        alone: whether every client has a detector of its own.
+    """
+
+    alg: FedAlgorithm
+    model: Model
+    network: Any
+    rounds: int
+    pooled: bool = False
+    alone: bool = False
+
+
+class _Part(NamedTuple):
+    """Rows with labels, 1 for those not of the class held normal."""
+
+    x: np.ndarray  # (N, F)
+    anomalous: np.ndarray  # (N,)
 
 
 class _Task(NamedTuple):
@@ -89,10 +145,24 @@ class _Task(NamedTuple):
     label: str
     seed: int
     clients: list[np.ndarray]  # K tables (N_k, F) of normal training rows
-    validation: np.ndarray  # (V, F) normal rows
-    test: np.ndarray  # (M, F)
-    anomalous: np.ndarray  # (M,)
+    validation: _Part
+    test: _Part
+    distinct: int  # rows among those of validation and test
     notes: list[str]
+
+
+class _Spread(NamedTuple):
+    """What tells whether a detector's E encoders have collapsed.
+
+    Attributes:
+        covariance: ``(E, d, d)`` of the embeddings of all queries.
+        sd: ``(E,)`` standard deviation of their squared distances to the centre.
+        present: ``(E,)`` which of the encoders exist.
+    """
+
+    covariance: jax.Array
+    sd: jax.Array
+    present: jax.Array
 
 
 def run_geodesic(
@@ -106,7 +176,11 @@ def run_geodesic(
 
     Rows are split 60/20/20 into train, validation and test, class by class; train rows are dealt out to K clients,
     scaled with the federation's own mean and sd, or median and quartiles, and each client keeps its rows of the normal
-    class. All classes and seeds train as one vmapped program.
+    class. All classes and seeds train as one vmapped program; another skew of the same table uses it again.
+
+    Two rules set thresholds. The main columns take a quantile of the scores of normal validation rows. Those that begin
+    with ``youden`` maximise Youden's J on the validation rows of all classes and their labels, as the paper does; a
+    one-class learner in the field has no such rows. Neither sees a test label.
 
     Args:
         table: the data set.
@@ -120,78 +194,58 @@ def run_geodesic(
     settings = settings or GeodesicSettings()
     settings.check()
     check_seeds(seeds)
-    encoder = partial(
-        geodesic_svdd, latent=settings.latent, width=settings.width, blocks=settings.blocks,
-        dropout=settings.dropout, kappa=settings.kappa,
-    )  # fmt: skip
-    mlp = partial(mlp_svdd, latent=settings.latent, width=settings.width)
-    adam = optax.adam(settings.learning_rate)
-
-    def averaged(model: Model) -> FedAlgorithm:
-        return fedavg(model, optimizer=adam, epochs=settings.local_epochs, batch_size=settings.batch_size)
-
-    model = encoder(mixup=settings.mixup)
-    every_round = averaged(model)
-    at_once = one_shot(model, optimizer=adam, epochs=settings.one_shot_epochs, batch_size=settings.batch_size)
-
-    tasks = [
-        _one_class(table, settings, label, seed) for seed in seeds for label in range(len(table.classes))
-    ]
-    rows = _stack_each([task.clients for task in tasks])
-    together = _stack_each([[np.concatenate(task.clients)] for task in tasks])
-    queries = jnp.asarray(data.stack_rows([np.concatenate([t.validation, t.test]) for t in tasks]).x)
-    keys = jnp.stack([jax.random.fold_in(jax.random.key(task.seed), k) for k, task in enumerate(tasks)])
-
-    methods: dict[str, tuple[FedAlgorithm, Rows, int]] = {
-        "Geodesic (OS)": (at_once, rows, 1),
-        "Geodesic (Iter)": (every_round, rows, settings.rounds),
-        "untrained encoder": (every_round, rows, 0),
-        "local-only": (local_only(every_round), rows, settings.rounds),
-        "centralised": (every_round, together, settings.rounds),
-    }
-    if settings.baselines:
-        methods |= {
-            "FedAvg (FE)": (averaged(encoder(mixup="none")), rows, settings.rounds),
-            "FedAvg (MLP)": (averaged(mlp()), rows, settings.rounds),
-            "FedAvg (MLP, SM)": (averaged(mlp(sphere=True)), rows, settings.rounds),
-        }
-    clock, frames = Clock(), []
-    steps = len(methods) + 1
+    tasks = [task for seed in seeds for task in _one_seed(table, settings, seed)]
     notes = [note for task in tasks for note in task.notes]
-    for method, (alg, clients, rounds) in methods.items():
+    keys = jnp.stack([jax.random.fold_in(jax.random.key(task.seed), k) for k, task in enumerate(tasks)])
+    length = max(sum(map(len, task.clients)) for task in tasks)
+    rows = {
+        False: _stack_each([task.clients for task in tasks], length),
+        True: _stack_each([[np.concatenate(task.clients)] for task in tasks], length),
+    }
+    queries = Rows(*map(jnp.asarray, data.stack_rows([_queries(task) for task in tasks])))
+
+    clock, frames = Clock(), []
+    chosen = settings.chosen()
+    trained, others = ([m for m in chosen if m in group] for group in (TRAINED, OTHERS))
+    steps = len(trained) + bool(others)
+    for method in trained:
         on_step(method, steps)
         clock.method = method
-        scores, history = clock.timed(_one_class_program(alg, rounds))(keys, clients, queries)
+        made = _method(settings, method)
+        clients = rows[made.pooled]
+        found = clock.run(_program(_shared(settings), method), keys, clients, queries)
+        scores, spread, history = jax.tree.map(np.asarray, found)
         for b, task in enumerate(tasks):
-            present = np.flatnonzero(np.asarray(clients.mask[b]).any(axis=1))
-            judged = {
-                f"{task.label} / client {k}" if method == "local-only" else task.label: np.asarray(
-                    scores[b, k]
-                )
-                for k in (present if method == "local-only" else [0])
+            one = jax.tree.map(lambda leaf, b=b: leaf[b], (spread, history))
+            present = np.flatnonzero(np.asarray(clients.mask[b]).any(axis=1)) if made.alone else [0]
+            names = [f"{task.label} / client {k}" if made.alone else task.label for k in present]
+            judged = {name: scores[b, k] for name, k in zip(names, present, strict=True)}
+            spreads = {
+                name: jax.tree.map(lambda leaf, k=k: leaf[k], one[0])
+                for name, k in zip(names, present, strict=True)
             }
-            frames.append(_judge_task(task, judged, settings.quantile).assign(method=method, seed=task.seed))
-            one = jax.tree.map(lambda leaf, b=b: leaf[b], history)
-            names = [f"client {k}" for k in range(clients.mask.shape[1])]
-            incidents = federation.incidents(one, names) if method.startswith("Geodesic") else []
-            notes += [
-                f"{method}, seed {task.seed}, {task.label}: {line}"
-                for line in incidents
-                if "usable" not in line
-            ]
-            notes += [f"{method}, seed {task.seed}: {line}" for line in _collapse(judged, task)]
-    on_step("control rows", steps)
-    clock.method = "controls"
+            frame = _judge_task(task, judged, settings.quantile).join(_collapse(spreads))
+            frames.append(frame.assign(method=method, seed=task.seed))
+            notes += [f"{method}, seed {task.seed}: {line}" for line in _collapsed(frame)]
+            if method.startswith("Geodesic"):
+                notes += _incidents(
+                    one[1], clients.mask.shape[1], f"{method}, seed {task.seed}, {task.label}"
+                )
+    if others:
+        on_step("control rows", steps)
     for task in tasks:
-        frame = clock.measure(partial(_control_rows, task, settings))
-        frames.append(frame.assign(seed=task.seed))
+        for method, fit in _fits(task).items():
+            if method in ("Fed-Forest", "Fed-XGB") and max(map(len, task.clients)) < 2:
+                notes.append(f"{method}, seed {task.seed}, {task.label}: left out, no client has two rows")
+            elif method in others:
+                clock.method = method
+                scores = clock.measure(partial(fit, _queries(task)))
+                frame = _judge_task(task, {task.label: scores}, settings.quantile)
+                frames.append(frame.assign(method=method, seed=task.seed))
 
-    state = jax.eval_shape(
-        lambda k, r: federation.init(every_round, k, r), keys[0], jax.tree.map(lambda a: a[0], rows)
-    )
     facts = {
         "data": table.name, "rows": len(table), "features": len(table.features), "classes": list(table.classes),
-        "upload_bytes_per_client_and_round": trees.nbytes(state.server.params), "seeds": list(seeds),
+        "upload_bytes_per_client_and_round": traffic(settings, len(table.features))["upload"], "seeds": list(seeds),
     }  # fmt: skip
     skew = "IID" if settings.alpha is None else f"Dirichlet {settings.alpha:g}"
     return Result(
@@ -200,7 +254,125 @@ def run_geodesic(
     )  # fmt: skip
 
 
-def _one_class(table: data.Table, settings: GeodesicSettings, label: int, seed: int) -> _Task:
+def traffic(settings: GeodesicSettings, features: int) -> dict[str, int]:
+    """Bytes of the messages of both protocols, read off the arrays themselves, without framing.
+
+    Args:
+        settings: give the model.
+        features: F.
+
+    Returns:
+        ``upload``: what a client sends in a round, in either protocol; ``broadcast``: what the server sends to a client
+        in a round of the iterative protocol, the centre included; ``warm_up``: what a client sends before, its mean
+        embedding; ``ensemble``: all experts, for whoever wants to score with the one-shot protocol.
+    """
+    one_row = (settings.clients, 1)
+    shapes = jax.eval_shape(lambda: Rows(jnp.zeros((*one_row, features)), jnp.ones(one_row, bool)))
+    every_round, at_once = (_method(settings, f"Geodesic ({p})").alg for p in ("Iter", "OS"))
+    state = jax.eval_shape(lambda rows: federation.init(every_round, jax.random.key(0), rows), shapes)
+    experts = jax.eval_shape(lambda rows: federation.init(at_once, jax.random.key(0), rows), shapes)
+    return {
+        "upload": federation.upload_bytes(every_round, state, shapes),
+        "broadcast": trees.nbytes(state.server),
+        "warm_up": trees.nbytes(state.server.anchor),
+        "ensemble": trees.nbytes(experts.server.experts),
+    }
+
+
+def _shared(settings: GeodesicSettings) -> GeodesicSettings:
+    """The settings as far as they change a program."""
+    return dataclasses.replace(
+        settings, alpha=None, scaling="auto", quantile=0.95, baselines=False, methods=()
+    )
+
+
+def _method(settings: GeodesicSettings, name: str) -> _Method:
+    adam = optax.adam(settings.learning_rate)
+    sphere = SphericalEncoder(settings.latent, settings.width, settings.blocks, settings.dropout)
+
+    def geodesic(mixup: Mixup) -> Model:
+        return geodesic_svdd(
+            latent=settings.latent, width=settings.width, blocks=settings.blocks,
+            dropout=settings.dropout, kappa=settings.kappa, mixup=mixup,
+        )  # fmt: skip
+
+    def averaged(model: Model, network: Any, *, pooled: bool = False) -> _Method:
+        alg = fedavg(
+            model, optimizer=adam, epochs=settings.local_epochs, batch_size=settings.batch_size,
+            max_steps=settings.max_steps * (settings.clients if pooled else 1),
+        )  # fmt: skip
+        return _Method(alg, model, network, settings.rounds, pooled)
+
+    def at_once(mixup: Mixup) -> _Method:
+        alg = one_shot(
+            geodesic(mixup), optimizer=adam, epochs=settings.one_shot_epochs, batch_size=settings.batch_size,
+            max_steps=settings.max_steps,
+        )  # fmt: skip
+        return _Method(alg, geodesic(mixup), sphere, 1)
+
+    def mlp(*, onto_sphere: bool) -> _Method:
+        model = mlp_svdd(latent=settings.latent, width=settings.width, sphere=onto_sphere)
+        return averaged(model, MLPEncoder(settings.latent, settings.width, onto_sphere))
+
+    def alone(method: _Method) -> _Method:
+        return method._replace(alg=local_only(method.alg), alone=True)
+
+    make: dict[str, Callable[[], _Method]] = {
+        "Geodesic (OS)": lambda: at_once(settings.mixup),
+        "Geodesic (OS, lerp)": lambda: at_once("lerp"),
+        "Geodesic (OS, no mixup)": lambda: at_once("none"),
+        "Geodesic (Iter)": lambda: averaged(geodesic(settings.mixup), sphere),
+        "Geodesic (Iter, lerp)": lambda: averaged(geodesic("lerp"), sphere),
+        "FedAvg (FE)": lambda: averaged(geodesic("none"), sphere),
+        "FedAvg (MLP)": lambda: mlp(onto_sphere=False),
+        "FedAvg (MLP, SM)": lambda: mlp(onto_sphere=True),
+        "untrained encoder": lambda: averaged(geodesic(settings.mixup), sphere)._replace(rounds=0),
+        "local-only": lambda: alone(averaged(geodesic(settings.mixup), sphere)),
+        "centralised": lambda: averaged(geodesic(settings.mixup), sphere, pooled=True),
+        "centralised Deep SVDD": lambda: averaged(geodesic("none"), sphere, pooled=True),
+    }
+    return make[name]()
+
+
+@lru_cache(maxsize=len(TRAINED))
+def _program(settings: GeodesicSettings, name: str) -> Program:
+    """Training and scoring of B tasks at once, compiled once for the skews of a table.
+
+    ``(keys (B,), clients (B, K, N, F), queries (B, Q, F))`` to scores ``(B, J, Q)`` of J detectors (one for all, or one
+    a client), their :class:`_Spread` and histories.
+    """
+    method = _method(settings, name)
+
+    def program(key: Key, clients: Rows, queries: Rows) -> tuple[jax.Array, _Spread, federation.RoundInfo]:
+        detectors, history = train(method.alg, key, clients, federation.everyone, method.rounds)
+        if not method.alone:
+            detectors = jax.tree.map(lambda leaf: leaf[:1], detectors)
+        scores = jax.vmap(method.alg.score, in_axes=(0, None))(detectors, queries.x)
+        spread = jax.vmap(lambda one: _spread(method, one, queries))(detectors)
+        return scores, spread, history._replace(metrics={})
+
+    return Program(jax.vmap(program))
+
+
+def _spread(method: _Method, detector: FedAvgServer | OneShotServer, queries: Rows) -> _Spread:
+    if isinstance(detector, OneShotServer):
+        experts, present = detector.experts, detector.present
+    else:
+        experts, present = jax.tree.map(lambda leaf: leaf[None], detector.params), jnp.ones(1, bool)
+    share = queries.mask / jnp.sum(queries.mask)
+
+    def one(params: PyTree) -> tuple[jax.Array, jax.Array]:
+        z = method.network.apply(params, queries.x)
+        z = z - (share @ z)[None]
+        d2 = jnp.expm1(method.model.score(params, detector.anchor, queries.x))
+        covariance = jnp.einsum("q,qi,qj->ij", share, z, z, precision="highest")
+        return covariance, jnp.sqrt(share @ (d2 - share @ d2) ** 2)
+
+    return _Spread(*jax.vmap(one)(experts), present)
+
+
+def _one_seed(table: data.Table, settings: GeodesicSettings, seed: int) -> list[_Task]:
+    """A task for every class: one split, one partition and one scaler for all of them."""
     parts = data.stratified_split(table.y, seed=seed, classes=table.classes)
     y = table.y[parts.train]
     if settings.alpha is None:
@@ -211,76 +383,110 @@ def _one_class(table: data.Table, settings: GeodesicSettings, label: int, seed: 
     robust = settings.scaling == "robust" or (settings.scaling == "auto" and table.skewed)
     fit_scaler = data.federated_robust_scaler if robust else data.federated_scaler
     scaler = fit_scaler([table.x[rows] for rows in held])
-    x = scaler.transform(
-        np.where(np.isnan(table.x), scaler.center, table.x)
-    )  # what is missing becomes the centre
-    clients = [x[rows[table.y[rows] == label]] for rows in held]
-    normal = parts.validation[table.y[parts.validation] == label]
-    name = table.classes[label]
-    empty = ", ".join(str(k) for k, rows in enumerate(clients) if not len(rows))
-    notes = (
-        [f"seed {seed}, {name}: without a row of this class, and so without part: client {empty}"]
-        if empty
-        else []
-    )
-    if scaler.constant and label == 0:
-        constant = ", ".join(table.features[c] for c in scaler.constant)
-        notes.append(f"seed {seed}: constant training features, left unscaled: {constant}")
-    return _Task(
-        name, seed, clients, x[normal], x[parts.test],
-        (table.y[parts.test] != label).astype(np.int64), notes,
-    )  # fmt: skip
+    # What is missing becomes the centre.
+    x = scaler.transform(np.where(np.isnan(table.x), scaler.center, table.x))
+    constant = ", ".join(table.features[c] for c in scaler.constant)
+    distinct = evaluation.distinct(np.concatenate([x[parts.validation], x[parts.test]]))
+    tasks = []
+    for label, name in enumerate(table.classes):
+        clients = [x[rows[table.y[rows] == label]] for rows in held]
+        empty = ", ".join(str(k) for k, rows in enumerate(clients) if not len(rows))
+        notes = []
+        if empty:
+            notes.append(
+                f"seed {seed}, {name}: without a row of this class, and so without part: client {empty}"
+            )
+        if constant and label == 0:
+            notes.append(f"seed {seed}: constant training features, left unscaled: {constant}")
+        validation, test = (
+            _Part(x[rows], (table.y[rows] != label).astype(np.int64))
+            for rows in (parts.validation, parts.test)
+        )
+        tasks.append(_Task(name, seed, clients, validation, test, distinct, notes))
+    return tasks
 
 
-def _stack_each(groups: Sequence[Sequence[np.ndarray]]) -> Rows:
-    """Tables (N, F) of B groups of K clients to ``x (B, K, N, F)``, ``mask (B, K, N)``."""
-    length = max(len(x) for group in groups for x in group)
+def _queries(task: _Task) -> np.ndarray:
+    """Validation rows, then test rows."""
+    return np.concatenate([task.validation.x, task.test.x])
+
+
+def _stack_each(groups: Sequence[Sequence[np.ndarray]], length: int) -> Rows:
+    """Tables (N, F) of B groups of K clients to ``x (B, K, length, F)``, ``mask (B, K, length)``."""
     stacked = [data.stack_rows(group, length=length) for group in groups]
-    return Rows(*(jnp.stack(part) for part in zip(*stacked, strict=True)))
-
-
-def _one_class_program(alg: FedAlgorithm, rounds: int) -> Callable[[Key, Rows, jax.Array], Any]:
-    """Training and scoring of all tasks at once: scores ``(B, K, Q)`` of every client's detector, and histories."""
-
-    def program(key: Key, clients: Rows, queries: jax.Array) -> tuple[jax.Array, federation.RoundInfo]:
-        detectors, history = train(alg, key, clients, federation.everyone, rounds)
-        return jax.vmap(alg.score, in_axes=(0, None))(detectors, queries), history
-
-    return jax.vmap(program)
+    return Rows(*(jnp.asarray(np.stack(part)) for part in zip(*stacked, strict=True)))
 
 
 def _judge_task(task: _Task, scores: Mapping[str, np.ndarray], quantile: float) -> pd.DataFrame:
-    """Evaluate scores of the task's validation rows, followed by its test rows and padding."""
-    cut, end = len(task.validation), len(task.validation) + len(task.test)
+    """Evaluate scores of the task's queries and padding, one row a detector, under both threshold rules."""
+    cut, end = len(task.validation.x), len(task.validation.x) + len(task.test.x)
     on_validation = {unit: s[:cut] for unit, s in scores.items()}
     on_test = {unit: s[cut:end] for unit, s in scores.items()}
-    return judge(on_validation, on_test, dict.fromkeys(scores, task.anomalous), quantile)[0]
-
-
-def _collapse(scores: Mapping[str, np.ndarray], task: _Task) -> list[str]:
-    """A one-class network that maps everything to the centre has almost no distinct scores."""
-    rows = np.concatenate([task.validation, task.test])
-    distinct = len(np.unique(rows, axis=0))
-    return [
-        f"{unit}: scores have collapsed ({len(np.unique(s[: len(rows)]))} distinct for {distinct} distinct rows)"
-        for unit, s in scores.items()
-        if len(np.unique(s[: len(rows)])) < 0.9 * distinct
-    ]
-
-
-def _control_rows(task: _Task, settings: GeodesicSettings) -> pd.DataFrame:
-    pooled = np.concatenate(task.clients)
-    scores = {name: fit(pooled) for name, fit in controls.table_controls(task.label, task.seed).items()}
-    if settings.baselines:
-        scores |= {
-            "centralised k-NN": knn(pooled),
-            "Fed-Forest": federated_isolation_forest(task.clients, seed=task.seed),
-            "Fed-XGB": federated_xgboost(task.clients, seed=task.seed),
+    normal = {unit: s[task.validation.anomalous == 0] for unit, s in on_validation.items()}
+    frame = judge(normal, on_test, dict.fromkeys(scores, task.test.anomalous), quantile)[0]
+    records = {}
+    for unit, score in on_test.items():
+        threshold = evaluation.youden(on_validation[unit], task.validation.anomalous).threshold
+        counts = evaluation.count(evaluation.alarms(score, threshold), task.test.anomalous)
+        records[unit] = {
+            "youden_threshold": threshold,
+            "youden_accuracy": metrics.accuracy(counts),
+            "youden_precision": metrics.precision(counts),
+            "youden_recall": metrics.recall(counts),
+            "youden_f1": metrics.f1(counts),
+            "distinct_scores": evaluation.distinct(scores[unit][:end]),
+            "distinct_rows": task.distinct,
         }
-    queries = np.concatenate([task.validation, task.test])
-    return pd.concat(
-        [
-            _judge_task(task, {task.label: score(queries)}, settings.quantile).assign(method=method)
-            for method, score in scores.items()
-        ]
-    )
+    return frame.join(pd.DataFrame.from_dict(records, orient="index"))
+
+
+def _collapse(spreads: Mapping[str, _Spread]) -> pd.DataFrame:
+    """Means over a detector's encoders of what :class:`_Spread` holds, by unit."""
+    records = {}
+    for unit, spread in spreads.items():
+        there = np.asarray(spread.present)
+        ranks = [evaluation.effective_rank(c) for c in np.asarray(spread.covariance)[there]]
+        records[unit] = {
+            "effective_rank": np.mean(ranks) if ranks else float("nan"),
+            "sd_squared_distance": np.asarray(spread.sd)[there].mean() if ranks else float("nan"),
+        }
+    return pd.DataFrame.from_dict(records, orient="index")
+
+
+def _collapsed(frame: pd.DataFrame) -> list[str]:
+    """A one-class network that maps everything to the centre has almost no distinct scores, or no spread of them."""
+    lines = []
+    for unit, row in frame.iterrows():
+        if row["distinct_scores"] < 0.9 * row["distinct_rows"]:
+            lines.append(
+                f"{unit}: scores have collapsed ({row['distinct_scores']:.0f} distinct for "
+                f"{row['distinct_rows']:.0f} distinct rows)"
+            )
+        if row["effective_rank"] < 1.5 or row["sd_squared_distance"] < 1e-4:
+            lines.append(
+                f"{unit}: embeddings have collapsed (effective rank {row['effective_rank']:.2f}, standard deviation of "
+                f"the squared distances {row['sd_squared_distance']:.1e})"
+            )
+    return lines
+
+
+def _incidents(history: federation.RoundInfo, clients: int, where: str) -> list[str]:
+    """What went wrong in training; clients without rows are named elsewhere."""
+    lines = federation.incidents(history, [f"client {k}" for k in range(clients)])
+    return [f"{where}: {line}" for line in lines if "usable" not in line]
+
+
+def _fits(task: _Task) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+    """By name, what fits a method that is no JAX program to the task and scores rows ``(Q, F)``."""
+    pooled = np.concatenate(task.clients)
+    simple = controls.table_controls(task.label, task.seed)
+    return {
+        **{name: partial(_fit_and_score, fit, pooled) for name, fit in simple.items()},
+        "centralised k-NN": lambda x: knn(pooled)(x),
+        "Fed-Forest": lambda x: federated_isolation_forest(task.clients, seed=task.seed)(x),
+        "Fed-XGB": lambda x: federated_xgboost(task.clients, seed=task.seed)(x),
+    }
+
+
+def _fit_and_score(fit: controls.Fit, train_rows: np.ndarray, x: np.ndarray) -> np.ndarray:
+    return fit(train_rows)(x)

@@ -1,0 +1,177 @@
+"""Geodesic-SVDD's training of a whole setting as one program, against the same training called in Python loops.
+
+    python -m benchmarks.geodesic [--json] [--alpha 0.5] [--seeds 5] [--rounds 50] [--repeats 3]
+
+The setting is Breast Cancer with every class in turn held normal, several seeds, three clients. The one program maps
+over classes, seeds and clients and scans over rounds. The loops call the same compiled local training, start and
+aggregation from Python, for one client, seed and class at a time: once on rows padded to one shape, which compile once,
+and once on each client's own rows, as a loop would be written without a simulator, which compile once for every number
+of rows.
+"""
+
+import argparse
+import time
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from benchmarks import _timing
+from fedgeo import data, federation
+from fedgeo.algorithms.fedavg import fedavg
+from fedgeo.algorithms.one_shot import one_shot
+from fedgeo.models.encoder import geodesic_svdd
+from fedgeo.protocol import Cohort, Rows
+
+CLIENTS, BATCH = 3, 128
+
+
+def setting(alpha, seeds):
+    """All tasks of Breast Cancer: by task, K standardised tables ``(N_k, F)`` of one class."""
+    table = data.breast_cancer()
+    tasks = []
+    for seed in range(seeds):
+        train = data.stratified_split(table.y, seed=seed).train
+        y = table.y[train]
+        partition = data.iid(y, CLIENTS, seed) if alpha is None else data.dirichlet(y, alpha, CLIENTS, seed)
+        held = [train[rows] for rows in partition]
+        x = data.federated_scaler([table.x[rows] for rows in held]).transform(table.x)
+        tasks += [[x[rows[table.y[rows] == label]] for rows in held] for label in range(len(table.classes))]
+    return tasks
+
+
+def stack(tasks):
+    """``x (B, K, N, F)``, ``mask (B, K, N)``."""
+    length = max(len(rows) for task in tasks for rows in task)
+    stacked = [data.stack_rows(task, length=length) for task in tasks]
+    return Rows(*(jnp.asarray(np.stack(part)) for part in zip(*stacked, strict=True)))
+
+
+def one_program(alg, rounds):
+    """``(keys (B,), rows (B, K, N, F)) -> servers``: everything in one compiled program."""
+
+    def train(key, rows):
+        state = federation.init(alg, key, rows)
+        first = jnp.asarray(0)
+        return federation.run(alg, key, state, rows, first, sampler=federation.everyone, rounds=rounds)[
+            0
+        ].server
+
+    return jax.vmap(train)
+
+
+def loop(alg, rounds, keys, rows, clients):
+    """The same in Python over tasks, rounds and clients, each step compiled.
+
+    Args:
+        alg: the algorithm.
+        rounds: R.
+        keys: ``(B,)``.
+        rows: stacked, for the start that all clients share.
+        clients: by task, K :class:`Rows` of one client each, of any length.
+
+    Returns:
+        A function of no arguments, to servers by task.
+    """
+    init = jax.jit(partial(federation.init, alg))
+    update, aggregate, weight = jax.jit(alg.update), jax.jit(alg.aggregate), jax.jit(alg.weight)
+    split = jax.jit(lambda key, number: jax.random.split(jax.random.fold_in(key, number))[1])
+    fold = jax.jit(jax.random.fold_in)
+    cohort = Cohort(jnp.arange(CLIENTS), jnp.ones(CLIENTS, bool))
+
+    def one_task(key, stacked, task):
+        server = init(key, stacked).server
+        weights = jnp.stack([weight(own) for own in task])
+        for number in range(rounds):
+            work = split(key, number)
+            uploads = [update(fold(work, k), server, (), own)[1] for k, own in enumerate(task)]
+            server = aggregate(
+                server, jax.tree.map(lambda *leaves: jnp.stack(leaves), *uploads), weights, cohort
+            )
+        return server
+
+    def run():
+        servers = [
+            one_task(keys[b], jax.tree.map(lambda leaf, b=b: leaf[b], rows), task)
+            for b, task in enumerate(clients)
+        ]
+        return jax.block_until_ready(servers)
+
+    return run
+
+
+def seconds(call):
+    """Wall time of one call, and its result."""
+    began = time.perf_counter()
+    result = call()
+    return time.perf_counter() - began, result
+
+
+def compare(report, name, alg, rounds, tasks, repeats):
+    """One program against both loops; the loops' first calls compile."""
+    rows = stack(tasks)
+    keys = jax.random.split(jax.random.key(0), len(tasks))
+    padded = [[Rows(rows.x[b, k], rows.mask[b, k]) for k in range(CLIENTS)] for b in range(len(tasks))]
+    whole = 1  # a client without rows still needs an array to compile for
+    own = [
+        [Rows(*(part[: max(int(one.mask.sum()), whole)] for part in one)) for one in task] for task in padded
+    ]
+    shapes = len({one.x.shape for task in own for one in task})
+
+    compiling, program = _timing.compile_seconds(one_program(alg, rounds), keys, rows)
+    first, servers = seconds(program)
+    with_compiling = {"one program": compiling + first}
+    calls = {"one program": program}
+    for kind, clients in {"loop, padded rows": padded, "loop, own rows": own}.items():
+        calls[kind] = loop(alg, rounds, keys, rows, clients)
+        with_compiling[kind], found = seconds(calls[kind])
+        if kind == "loop, padded rows":
+            together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
+            gaps = jax.tree.map(
+                lambda a, b: jnp.max(jnp.abs(a.astype(float) - b.astype(float))), servers, together
+            )
+            gap = float(max(jax.tree.leaves(gaps)))
+    running = _timing.interleaved(calls, repeats)
+
+    report.line(
+        f"{name}: local trainings, of {shapes} different numbers of rows", len(tasks) * CLIENTS * rounds, ""
+    )
+    for kind in calls:
+        report.line(f"{name}: {kind}, with compiling", with_compiling[kind], "s")
+        report.line(f"{name}: {kind}, without", running[kind], "s")
+    report.line(f"{name}: largest difference of parameters, program and padded loop", gap, "", most=1e-3)
+    for kind in list(calls)[1:]:
+        ratio = with_compiling[kind] / with_compiling["one program"]
+        report.line(f"{name}: {kind}, ratio with compiling", ratio, "", least=5)
+        report.line(f"{name}: {kind}, ratio without", running[kind] / running["one program"], "", least=2)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--alpha", default="0.5", help="of the Dirichlet label skew, or iid")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument(
+        "--rounds", type=int, default=50, help="of the iterative protocol, and epochs of the one-shot"
+    )
+    parser.add_argument("--repeats", type=int, default=3)
+    options = parser.parse_args()
+
+    report = _timing.Report(options.json)
+    alpha = None if options.alpha == "iid" else float(options.alpha)
+    tasks = setting(alpha, options.seeds)
+    model, adam = geodesic_svdd(), optax.adam(1e-3)
+    at_once = one_shot(model, optimizer=adam, epochs=options.rounds, batch_size=BATCH)
+    every_round = fedavg(model, optimizer=adam, epochs=1, batch_size=BATCH)
+    skew = "IID" if alpha is None else f"Dirichlet {alpha:g}"
+    compare(report, f"one-shot, {skew}", at_once, 1, tasks, options.repeats)
+    compare(report, f"iterative, {skew}", every_round, options.rounds, tasks, options.repeats)
+
+
+if __name__ == "__main__":
+    main()
