@@ -9,9 +9,9 @@ that was lost or comes late cannot pair a client's state with another round's se
 client ``with_dropout(..., after=...)`` does in the simulator. A round that the server set aside as void is undone.
 
 Before the first round every client sends the server's state as ``init`` makes it from that client's data alone, and the
-server starts from the mean over those with a weight. That is the simulator's start for every algorithm whose server starts from the
-key, or from a mean over clients: FedKAD from "shared" or "independent" frames, FedAvg, one-shot; not for FedKAD's
-``start="warm"``, whose power iterations are exchanges of their own.
+server starts from the mean over those with a weight. That is the simulator's start for every algorithm whose server
+starts from the key, or from a mean over clients: FedKAD from "shared" or "independent" frames, FedAvg, one-shot; not
+for FedKAD's ``start="warm"``, whose power iterations are exchanges of their own.
 
 Needs the extra ``fedgeo[flower]``.
 """
@@ -181,7 +181,8 @@ def serve(
     nodes, starts = run.gather(clients)
     server = _mean_start([(_unpack(s, forms.server), w) for s, w in starts])
     store = Path(folder) / "server.npz" if folder else None
-    first, voids, metrics = 0, [], []
+    first, voids = 0, list[int]()
+    metrics: list[dict[str, Any]] = []
     if store and store.exists():
         first, voids, server = _load(store, server, seed)
     combine = jax.jit(federation.combine, static_argnames=("alg", "quorum"))
@@ -414,7 +415,7 @@ def _committed(context: Context, form: PyTree, voids: Sequence[int]) -> PyTree:
 def _save(path: Path, done: int, voids: list[int], server: PyTree, seed: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name("server.partial.npz")
-    leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(server))}
+    leaves: dict[str, Any] = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(server))}
     np.savez(partial, about=json.dumps({"done": done, "void": voids, "seed": seed}), **leaves)
     partial.replace(path)
 
