@@ -77,23 +77,55 @@ class FedAlgorithm(NamedTuple):
     score: Callable[[PyTree, jax.Array], jax.Array]
 
 
+Loss = Callable[[Key, PyTree, PyTree, jax.Array, jax.Array], jax.Array]
+"""``(key, params, anchor, x, mask) -> scalar``, the mean over the examples with ``mask``."""
+
+
+def _unchanged(anchor: PyTree) -> PyTree:
+    return anchor
+
+
 class Model(NamedTuple):
     """What gradient-based algorithms train: a network without its training loop.
 
+    Examples are rows ``(N, F)`` of a table, or windows ``(N, W, C)`` of a stream.
+
     Attributes:
-        init: ``(key, x) -> params`` from example rows ``(N, F)``; only their shape matters.
-        anchor: ``(params, x, mask) -> anchor`` of one client: the fixed target that the loss aims at, such as the
-            mean embedding of its rows. A federation's anchor is the mean over the clients that have rows; any
-            nonlinear step (normalising it) belongs in ``loss`` and ``score``. ``()`` where the loss has no target.
-        loss: ``(key, params, anchor, x, mask) -> scalar`` mean over the rows with ``mask``; the key drives dropout
+        init: ``(key, x) -> params`` from examples; only their shape matters.
+        anchor: ``(params, x, mask) -> anchor`` of one client: what the loss needs to know beside the parameters and
+            does not train, such as the mean embedding of its rows; a mean over the examples, so that it can be gathered
+            in blocks. A federation's anchor is the mean over the clients that have examples; any nonlinear step
+            (normalising it) belongs in ``loss`` and ``score``. ``()`` where there is nothing to know.
+        loss: ``(key, params, anchor, x, mask) -> scalar`` mean over the examples with ``mask``; the key drives dropout
             and mixup.
         score: ``(params, anchor, x) -> (N,)``; deterministic, higher is more anomalous.
+        others: further losses, which take their turn after ``loss`` on every batch, each with an optimiser state of its
+            own; for adversarial training. A loss leaves alone, by ``stop_gradient``, what it does not train.
+        advance: ``(anchor) -> anchor`` after every round of a federation; for a loss that changes with the rounds.
     """
 
     init: Callable[[Key, jax.Array], PyTree]
     anchor: Callable[[PyTree, jax.Array, jax.Array], PyTree]
-    loss: Callable[[Key, PyTree, PyTree, jax.Array, jax.Array], jax.Array]
+    loss: Loss
     score: Callable[[PyTree, PyTree, jax.Array], jax.Array]
+    others: tuple[Loss, ...] = ()
+    advance: Callable[[PyTree], PyTree] = _unchanged
+
+
+class Examples(NamedTuple):
+    """How to read training examples out of one client's data by number, so that they need never be stored.
+
+    Attributes:
+        mask: ``(data_k) -> (N,)`` which numbers are examples; N depends on shapes alone.
+        take: ``(data_k, index) -> (B, ...)`` the examples of these numbers; any finite values for a number that is not
+            below N.
+        score: ``(function, x) -> (T,)`` or ``(N,)``: one score a row of ``x`` by a function of examples ``(B, ...)``
+            to scores ``(B,)``.
+    """
+
+    mask: Callable[[PyTree], jax.Array]
+    take: Callable[[PyTree, jax.Array], jax.Array]
+    score: Callable[[Callable[[jax.Array], jax.Array], jax.Array], jax.Array]
 
 
 class Rows(NamedTuple):

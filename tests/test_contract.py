@@ -11,11 +11,15 @@ import pytest
 
 from fedgeo import federation, trees
 from fedgeo.algorithms import koopman, moments
+from fedgeo.algorithms.examples import windows
 from fedgeo.algorithms.fedavg import fedavg
 from fedgeo.algorithms.fedkad import RECOMMENDED, fedkad
 from fedgeo.algorithms.local import local_only
 from fedgeo.algorithms.one_shot import one_shot
+from fedgeo.models.autoencoders import lstm_autoencoder, usad
 from fedgeo.models.encoder import geodesic_svdd, mlp_svdd
+from fedgeo.models.tranad import tranad
+from fedgeo.models.window_svdd import window_svdd
 from fedgeo.protocol import Cohort, FedAlgorithm, Rows, Series
 
 K, CHANNELS = 5, 3
@@ -29,7 +33,8 @@ class Case(NamedTuple):
 
 
 MODEL = geodesic_svdd(latent=4, width=8, blocks=1)
-LIFT = koopman.random_lift(jax.random.key(9), CHANNELS, window=3, size=4)
+WINDOW = 3
+LIFT = koopman.random_lift(jax.random.key(9), CHANNELS, window=WINDOW, size=4)
 ALGORITHMS = {
     "fedkad": fedkad(LIFT, rank=2, inner_steps=2),
     "fedkad_tangent": fedkad(LIFT, rank=2, inner_steps=2, projection="tangent", start="independent"),
@@ -38,10 +43,20 @@ ALGORITHMS = {
     "geodesic_iter": fedavg(MODEL, epochs=2, batch_size=16),
     "fedavg_mlp": fedavg(mlp_svdd(latent=4, width=8), epochs=2, batch_size=16),
     "geodesic_one_shot": one_shot(MODEL, epochs=2, batch_size=16),
+    "window_svdd": fedavg(
+        window_svdd(sizes=(8, 4)), epochs=2, batch_size=16, examples=windows(WINDOW, stride=2)
+    ),
+    "lstm_autoencoder": fedavg(lstm_autoencoder(latent=4), epochs=2, batch_size=16, examples=windows(WINDOW)),
+    "usad": fedavg(
+        usad(window=WINDOW, channels=CHANNELS, latent=2), epochs=2, batch_size=16, examples=windows(WINDOW)
+    ),
+    "tranad": fedavg(tranad(hidden=4), epochs=2, batch_size=16, examples=windows(WINDOW)),
     "local_fedkad": local_only(fedkad(LIFT, rank=2, inner_steps=2)),
     "local_geodesic": local_only(fedavg(MODEL, epochs=2, batch_size=16)),
 }
 SERIES = {"fedkad", "fedkad_tangent", "fedkad_warm", "fedkad_recommended", "local_fedkad"}
+WINDOWS = {"window_svdd", "lstm_autoencoder", "usad", "tranad"}
+SLOW = {"lstm_autoencoder", "tranad"}
 
 
 THREE = federation.uniform(3)
@@ -60,10 +75,12 @@ def make_data(name, order=range(K), pad=0, spoil=None):
         if client == spoil:
             x[place, 2, 1] = np.nan
     x, mask = jnp.asarray(x), jnp.asarray(mask)
+    if name in WINDOWS:
+        return Series(x, mask)
     return moments.prepare(LIFT, Series(x, mask)) if name in SERIES else Rows(x, mask)
 
 
-@pytest.fixture(params=ALGORITHMS)
+@pytest.fixture(params=[pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in ALGORITHMS])
 def name(request):
     return request.param
 
@@ -187,7 +204,7 @@ def test_detectors_score_every_row(name, alg):
     detectors = federation.deploy(alg, state, data)
     chex.assert_tree_all_finite(detectors)
     x = jnp.asarray(rows(1))
-    warm_up = 3 if name in SERIES else 0
+    warm_up = WINDOW if name in SERIES else WINDOW - 1 if name in WINDOWS else 0
     for k in range(K):
         scores = np.asarray(alg.score(client_of(detectors, k), x))
         assert scores.shape == (len(x),)

@@ -1,5 +1,6 @@
 """Federated averaging of any :class:`Model`; with the spherical encoder, Geodesic-SVDD's iterative protocol."""
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -7,7 +8,8 @@ import optax
 
 from fedgeo import trees
 from fedgeo.algorithms import local
-from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key, Model, PyTree, Rows
+from fedgeo.algorithms.examples import ROWS
+from fedgeo.protocol import Cohort, Examples, FedAlgorithm, FedState, Key, Model, PyTree
 
 
 class FedAvgServer(NamedTuple):
@@ -15,7 +17,7 @@ class FedAvgServer(NamedTuple):
 
     Attributes:
         params: the model's parameters.
-        anchor: the loss's fixed target, see :class:`Model`.
+        anchor: what the loss needs beside the parameters, see :class:`Model`.
     """
 
     params: PyTree
@@ -28,45 +30,49 @@ def fedavg(
     optimizer: optax.GradientTransformation | None = None,
     epochs: int = 5,
     batch_size: int = 128,
+    examples: Examples = ROWS,
     max_steps: int | None = None,
 ) -> FedAlgorithm:
     """FedAvg (McMahan et al. 2017), weighted by n_k; Protocol B and Algorithm 1 of Geodesic-SVDD, arXiv 2610.33619.
 
-    ``data`` are the clients' :class:`Rows`. With K = 1 this is centralised training.
+    ``data`` are the clients' :class:`Rows`, or what else ``examples`` reads, such as streams with
+    :func:`fedgeo.algorithms.examples.windows`. With K = 1 this is centralised training.
 
     Args:
         model: what to train.
         optimizer: each client's, started anew every round; ``optax.adam(1e-3)`` by default.
         epochs: local epochs a round.
-        batch_size: rows a local step.
-        max_steps: local steps an epoch at most; None for every row in every epoch.
+        batch_size: examples a local step.
+        examples: how to read them out of a client's data.
+        max_steps: local steps an epoch at most; None for every example in every epoch.
     """
     train = local.trainer(
-        model, optimizer or optax.adam(1e-3), epochs=epochs, batch_size=batch_size, max_steps=max_steps
-    )
+        model, optimizer or optax.adam(1e-3), epochs=epochs, batch_size=batch_size, examples=examples,
+        max_steps=max_steps,
+    )  # fmt: skip
 
-    def init(key: Key, data: Rows) -> FedState:
-        return FedState(FedAvgServer(*local.shared_start(model, key, data)), ())
+    def init(key: Key, data: PyTree) -> FedState:
+        return FedState(FedAvgServer(*local.shared_start(model, key, data, examples)), ())
 
     def update(
-        key: Key, server: FedAvgServer, client: tuple[()], data_k: Rows
+        key: Key, server: FedAvgServer, client: tuple[()], data_k: PyTree
     ) -> tuple[tuple[()], PyTree, dict[str, jax.Array]]:
         params, metrics = train(key, server.params, server.anchor, data_k)
         return client, params, metrics
 
     def aggregate(server: FedAvgServer, uploads: PyTree, weights: jax.Array, cohort: Cohort) -> FedAvgServer:
         del cohort
-        return FedAvgServer(trees.mean(uploads, weights), server.anchor)
+        return FedAvgServer(trees.mean(uploads, weights), model.advance(server.anchor))
 
     def sync(server: FedAvgServer, client: tuple[()]) -> tuple[()]:
         del server
         return client
 
-    def deploy(server: FedAvgServer, client: tuple[()], data_k: Rows) -> FedAvgServer:
+    def deploy(server: FedAvgServer, client: tuple[()], data_k: PyTree) -> FedAvgServer:
         del client, data_k
         return server
 
     def score(detector: FedAvgServer, x: jax.Array) -> jax.Array:
-        return model.score(detector.params, detector.anchor, x)
+        return examples.score(partial(model.score, detector.params, detector.anchor), x)
 
-    return FedAlgorithm(init, update, local.row_count, aggregate, sync, deploy, score)
+    return FedAlgorithm(init, update, local.example_count(examples), aggregate, sync, deploy, score)

@@ -8,10 +8,13 @@ import jax.numpy as jnp
 import optax
 
 from fedgeo import trees
-from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key, Model, PyTree, Rows
+from fedgeo.algorithms.examples import ROWS
+from fedgeo.protocol import Cohort, Examples, FedAlgorithm, FedState, Key, Model, PyTree
 
-Trainer = Callable[[Key, PyTree, PyTree, Rows], tuple[PyTree, dict[str, jax.Array]]]
-"""``(key, params, anchor, rows) -> (params, metrics)``."""
+Trainer = Callable[[Key, PyTree, PyTree, PyTree], tuple[PyTree, dict[str, jax.Array]]]
+"""``(key, params, anchor, data_k) -> (params, metrics)``."""
+
+_ANCHOR_BLOCK = 4096  # examples whose anchor is taken at a time
 
 
 def trainer(
@@ -20,20 +23,22 @@ def trainer(
     *,
     epochs: int,
     batch_size: int,
+    examples: Examples = ROWS,
     max_steps: int | None = None,
 ) -> Trainer:
     """Local training as in Algorithm 1 of Geodesic-SVDD: E epochs of shuffled minibatches, fresh optimiser state.
 
-    Padding is invisible: a client with N rows takes ceil(N / batch_size) steps an epoch on batches of its own rows,
-    and what lies beyond changes neither parameters nor optimiser state.
+    Padding is invisible and costs no step: a client with N examples takes ceil(N / batch_size) steps an epoch on
+    batches of its own examples, and what lies beyond changes neither parameters nor optimiser state.
 
     Args:
-        model: what to train.
-        optimizer: an optax transformation.
+        model: what to train. With several losses each takes a step on every batch, in turn.
+        optimizer: an optax transformation; every loss has a state of its own.
         epochs: E, at least 1.
-        batch_size: rows a step; the last batch of an epoch may hold fewer.
+        batch_size: examples a local step; the last batch of an epoch may hold fewer.
+        examples: how to read them out of a client's data; the rows of :class:`Rows` by default.
         max_steps: local steps an epoch at most, so that a large client costs no more than ``max_steps * batch_size``
-            rows; it takes others in every epoch. None for every row in every epoch.
+            examples; it takes others in every epoch. None for every example in every epoch.
 
     Raises:
         ValueError: epochs, batch_size or max_steps below 1.
@@ -43,68 +48,99 @@ def trainer(
             "epochs, batch_size and max_steps must be at least 1 (max_steps may be None), "
             f"got {epochs}, {batch_size} and {max_steps}"
         )
+    losses = (model.loss, *model.others)
 
-    def train(key: Key, params: PyTree, anchor: PyTree, rows: Rows) -> tuple[PyTree, dict[str, jax.Array]]:
-        size = rows.x.shape[0]
+    def train(key: Key, params: PyTree, anchor: PyTree, data: PyTree) -> tuple[PyTree, dict[str, jax.Array]]:
+        valid = examples.mask(data)
+        size = valid.shape[0]
         batch = min(batch_size, size)
-        whole = -(-size // batch)
-        steps = whole if max_steps is None else min(whole, max_steps)
+        padding = -size % batch
+        steps = -(-jnp.sum(valid) // batch)
+        if max_steps is not None:
+            steps = jnp.minimum(steps, max_steps)
 
-        def step(
-            carry: tuple[PyTree, PyTree], inputs: tuple[Key, jax.Array]
-        ) -> tuple[tuple[PyTree, PyTree], jax.Array]:
-            step_key, index = inputs
-            x = jnp.take(rows.x, index, axis=0, mode="fill", fill_value=0)
-            mask = jnp.take(rows.mask, index, mode="fill", fill_value=False)
-            params, state = carry
-            loss, gradient = jax.value_and_grad(model.loss, argnums=1)(step_key, params, anchor, x, mask)
-            updates, new_state = optimizer.update(gradient, state, params)
-            some = jnp.any(mask)
-            new = (optax.apply_updates(params, updates), new_state)
-            return trees.where(some, new, carry), jnp.where(some, loss, 0)
+        def descend(
+            step_key: Key, params: PyTree, states: tuple[PyTree, ...], x: jax.Array, mask: jax.Array
+        ) -> tuple[PyTree, tuple[PyTree, ...], jax.Array]:
+            values, new_states = [], []
+            for turn, (loss, state) in enumerate(zip(losses, states, strict=True)):
+                own_key = jax.random.fold_in(step_key, turn) if turn else step_key
+                value, gradient = jax.value_and_grad(loss, argnums=1)(own_key, params, anchor, x, mask)
+                updates, state = optimizer.update(gradient, state, params)
+                params = optax.apply_updates(params, updates)
+                values.append(value)
+                new_states.append(state)
+            return params, tuple(new_states), values[0]
 
         def epoch(carry: tuple[PyTree, PyTree], epoch_key: Key) -> tuple[tuple[PyTree, PyTree], jax.Array]:
             shuffle_key, step_key = jax.random.split(epoch_key)
-            order = jnp.argsort(jnp.where(rows.mask, jax.random.uniform(shuffle_key, (size,)), 2.0))
-            padded = jnp.pad(order, (0, whole * batch - size), constant_values=size)
-            index = padded[: steps * batch].reshape(steps, batch)
-            keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(step_key, jnp.arange(steps))
-            carry, losses = jax.lax.scan(step, carry, (keys, index))
-            taken = jnp.sum(jnp.any(jnp.take(rows.mask, index, mode="fill", fill_value=False), axis=1))
-            return carry, jnp.sum(losses) / jnp.maximum(taken, 1)
+            order = jnp.argsort(jnp.where(valid, jax.random.uniform(shuffle_key, (size,)), 2.0))
+            order = jnp.pad(order, (0, padding), constant_values=size)  # what is no example comes last
 
+            def step(
+                place: jax.Array, carry: tuple[PyTree, PyTree, jax.Array]
+            ) -> tuple[PyTree, PyTree, jax.Array]:
+                params, states, total = carry
+                index = jax.lax.dynamic_slice_in_dim(order, place * batch, batch)
+                mask = jnp.take(valid, index, mode="fill", fill_value=False)
+                own_key = jax.random.fold_in(step_key, place)
+                params, states, value = descend(own_key, params, states, examples.take(data, index), mask)
+                return params, states, total + value
+
+            start = (*carry, jnp.zeros(()))
+            params, states, total = jax.lax.fori_loop(0, steps, step, start)
+            return (params, states), total / jnp.maximum(steps, 1)
+
+        states = tuple(optimizer.init(params) for _ in losses)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(epochs))
-        (params, _), losses = jax.lax.scan(epoch, (params, optimizer.init(params)), keys)
-        return params, {"first_loss": losses[0], "last_loss": losses[-1]}
+        (params, _), history = jax.lax.scan(epoch, (params, states), keys)
+        return params, {"first_loss": history[0], "last_loss": history[-1]}
 
     return train
 
 
-def row_count(rows: Rows) -> jax.Array:
-    """n_k as a float32, FedAvg's weight; half precision would overflow or round it."""
-    return jnp.sum(rows.mask, dtype=jnp.float32)
+def example_count(examples: Examples) -> Callable[[PyTree], jax.Array]:
+    """FedAvg's weight: ``data_k`` to n_k as a float32; half precision would overflow or round it."""
+    return lambda data_k: jnp.sum(examples.mask(data_k), dtype=jnp.float32)
 
 
-def shared_start(model: Model, key: Key, data: Rows) -> tuple[PyTree, PyTree]:
+def shared_start(model: Model, key: Key, data: PyTree, examples: Examples = ROWS) -> tuple[PyTree, PyTree]:
     """Random parameters, and the mean of the clients' anchors (the warm-up exchange).
 
-    Clients without rows, and those whose anchor is not finite, are left out of the mean.
+    Clients without examples, and those whose anchor is not finite, are left out of the mean.
 
     Args:
         model: gives both.
         key: seeds the parameters.
-        data: ``x (K, N, F)``, ``mask (K, N)``.
+        data: of all clients, leaves ``(K, ...)``.
+        examples: how to read a client's data.
 
     Returns:
         params, anchor.
     """
-    params = model.init(key, data.x[0])
-    anchors = jax.vmap(model.anchor, in_axes=(None, 0, 0), axis_size=data.x.shape[0])(
-        params, data.x, data.mask
-    )
-    counts = jnp.any(data.mask, axis=1) & trees.all_finite(anchors, batch_axes=1)
+    first = jax.tree.map(lambda leaf: leaf[0], data)
+    params = model.init(key, examples.take(first, jnp.arange(1)))
+
+    def one(data_k: PyTree) -> tuple[PyTree, jax.Array]:
+        return _anchor(model, params, data_k, examples), jnp.any(examples.mask(data_k))
+
+    anchors, counts = jax.lax.map(one, data)
+    counts = counts & trees.all_finite(anchors, batch_axes=1)
     anchors = trees.where(counts, anchors, jax.tree.map(jnp.zeros_like, anchors))
-    return params, trees.mean(anchors, counts.astype(data.x.dtype))
+    return params, trees.mean(anchors, counts.astype(jnp.float32))
+
+
+def _anchor(model: Model, params: PyTree, data_k: PyTree, examples: Examples) -> PyTree:
+    """One client's anchor, from blocks of its examples."""
+    valid = examples.mask(data_k)
+    block = min(_ANCHOR_BLOCK, valid.shape[0])
+    index = jnp.arange(valid.shape[0] + -valid.shape[0] % block).reshape(-1, block)
+
+    def part(numbers: jax.Array) -> tuple[PyTree, jax.Array]:
+        mask = jnp.take(valid, numbers, mode="fill", fill_value=False)
+        return model.anchor(params, examples.take(data_k, numbers), mask), jnp.sum(mask, dtype=jnp.float32)
+
+    return trees.mean(*jax.lax.map(part, index))
 
 
 class LocalClient(NamedTuple):

@@ -8,6 +8,7 @@ import optax
 
 from fedgeo import trees
 from fedgeo.algorithms import local
+from fedgeo.algorithms.examples import ROWS
 from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key, Model, PyTree, Rows
 
 
@@ -85,4 +86,4 @@ def one_shot(
         scores = jax.vmap(model.score, in_axes=(0, None, None))(detector.experts, detector.anchor, x)
         return jnp.sum(jnp.where(detector.present[:, None], scores, 0), axis=0)
 
-    return FedAlgorithm(init, update, local.row_count, aggregate, sync, deploy, score)
+    return FedAlgorithm(init, update, local.example_count(ROWS), aggregate, sync, deploy, score)

@@ -3,6 +3,7 @@
 from fedgeo.evaluation.adjust import area_over_k as area_over_k
 from fedgeo.evaluation.adjust import point_adjust as point_adjust
 from fedgeo.evaluation.adjust import spans as spans
+from fedgeo.evaluation.collapse import collapse_warnings as collapse_warnings
 from fedgeo.evaluation.events import Detection as Detection
 from fedgeo.evaluation.events import affiliation as affiliation
 from fedgeo.evaluation.events import event_wise as event_wise
