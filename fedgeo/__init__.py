@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from fedgeo.algorithms.moments import prepare as prepare
     from fedgeo.algorithms.one_shot import one_shot as one_shot
     from fedgeo.baselines import controls as controls
-    from fedgeo.federation import deploy as deploy
     from fedgeo.federation import everyone as everyone
     from fedgeo.federation import fed_round as fed_round
     from fedgeo.federation import fit as fit
@@ -53,7 +52,7 @@ _HOMES = {
     "fedgeo.algorithms.local": ("local_only",),
     "fedgeo.algorithms.moments": ("prepare",),
     "fedgeo.algorithms.one_shot": ("one_shot",),
-    "fedgeo.federation": ("deploy", "everyone", "fed_round", "fit", "score", "uniform"),
+    "fedgeo.federation": ("everyone", "fed_round", "fit", "score", "uniform"),
     "fedgeo.models.encoder": ("geodesic_svdd",),
     "fedgeo.protocol": ("Cohort", "FedAlgorithm", "FedState", "Model", "Rows", "Series"),
 }

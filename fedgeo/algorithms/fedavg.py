@@ -1,6 +1,7 @@
 """Federated averaging of any :class:`Model`; with the spherical encoder, Geodesic-SVDD's iterative protocol."""
 
 from functools import partial
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -32,6 +33,7 @@ def fedavg(
     batch_size: int = 128,
     examples: Examples = ROWS,
     max_steps: int | None = None,
+    mean: Callable[[PyTree, jax.Array], PyTree] = trees.mean,
 ) -> FedAlgorithm:
     """FedAvg (McMahan et al. 2017), weighted by n_k; Protocol B and Algorithm 1 of Geodesic-SVDD, arXiv 2610.33619.
 
@@ -45,6 +47,8 @@ def fedavg(
         batch_size: examples a local step.
         examples: how to read them out of a client's data.
         max_steps: local steps an epoch at most; None for every example in every epoch.
+        mean: ``(uploads, weights) -> params``; or a robust one, :func:`fedgeo.trees.median` or
+            ``fedgeo.trees.trimmed_mean(0.1)``, to which all clients with examples count alike.
     """
     train = local.trainer(
         model, optimizer or optax.adam(1e-3), epochs=epochs, batch_size=batch_size, examples=examples,
@@ -62,7 +66,7 @@ def fedavg(
 
     def aggregate(server: FedAvgServer, uploads: PyTree, weights: jax.Array, cohort: Cohort) -> FedAvgServer:
         del cohort
-        return FedAvgServer(trees.mean(uploads, weights), model.advance(server.anchor))
+        return FedAvgServer(mean(uploads, weights), model.advance(server.anchor))
 
     def sync(server: FedAvgServer, client: tuple[()]) -> tuple[()]:
         del server
