@@ -1,7 +1,7 @@
 """Federated averaging of any :class:`Model`; with the spherical encoder, Geodesic-SVDD's iterative protocol."""
 
-from functools import partial
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
