@@ -243,7 +243,8 @@ def main():
         began = time.monotonic()
         run = loop.run()
         if options.kill:
-            time.sleep(30)
+            while run.poll() is None and not (folder / "rounds.txt").exists():
+                time.sleep(0.5)
             os.killpg(nodes[1].pid, signal.SIGKILL)
         outcome = loop.outcome(run)
         print(f"{options.rounds} rounds in {time.monotonic() - began:.0f} s")

@@ -48,6 +48,12 @@ def load(context):
     return k, own
 
 
+def note(facts):
+    """A line a round."""
+    with (Path(os.environ["FEDGEO_OUT"]) / "rounds.txt").open("a") as file:
+        file.write(json.dumps(facts) + "\n")
+
+
 def write(outcome):
     """Leave the server's state and what happened where the script looks for it."""
     out = Path(os.environ["FEDGEO_OUT"])
@@ -62,5 +68,6 @@ alg, everything = federation()
 client = flower.client_app(alg, load, clients=CLIENTS, seed=SEED)
 server = flower.server_app(
     alg, jax.tree.map(lambda leaf: leaf[0], everything), clients=CLIENTS, seed=SEED,
-    rounds=int(os.environ.get("FEDGEO_ROUNDS", 4)), timeout=float(os.environ.get("FEDGEO_TIMEOUT", 300)), on_end=write,
+    rounds=int(os.environ.get("FEDGEO_ROUNDS", 4)), timeout=float(os.environ.get("FEDGEO_TIMEOUT", 300)),
+    on_round=note, on_end=write,
 )  # fmt: skip

@@ -127,6 +127,7 @@ def server_app(
     quorum: int = 1,
     timeout: float = 600.0,
     folder: str | Path | None = None,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
     on_end: Callable[[Outcome], None] | None = None,
 ) -> ServerApp:
     """The app of the server.
@@ -142,6 +143,7 @@ def server_app(
         timeout: seconds to wait for answers, and for nodes to come.
         folder: where the server's state is saved after every round, and gone on from if there is one. Clients then
             keep what they have only as long as their nodes live.
+        on_round: called with what the outcome says of each round when it is done.
         on_end: called with the outcome.
     """
     app = ServerApp()
@@ -151,7 +153,7 @@ def server_app(
         del context
         outcome = serve(
             alg, grid, example, clients=clients, rounds=rounds, seed=seed, sampler=sampler, quorum=quorum,
-            timeout=timeout, folder=folder,
+            timeout=timeout, folder=folder, on_round=on_round,
         )  # fmt: skip
         for line in outcome.incidents:
             _log.warning(line)
@@ -173,6 +175,7 @@ def serve(
     quorum: int = 1,
     timeout: float = 600.0,
     folder: str | Path | None = None,
+    on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> Outcome:
     """Run a federation over the nodes of a grid; the arguments are those of :func:`server_app`."""
     key = jax.random.key(seed)
@@ -207,6 +210,8 @@ def serve(
             run.ask("query.sync", {node: {"server": _pack(server), "round": round_} for node in told}, number)
         if store:
             _save(store, number + 1, voids, server, seed)
+        if on_round:
+            on_round(metrics[-1])
     return Outcome(server, run.incidents, metrics, run.up, run.down)
 
 
