@@ -447,8 +447,8 @@ def conclusions(results, sets, costs, sizes):
         time, size = ratios(costs, "train"), ratios(sizes, "round")
         lines.append(
             f"FedKAD's training takes {min(time.values()):.2g} to {max(time.values()):.3g} times less than that of "
-            f"the networks, its messages are {min(size.values()):.2g} to {max(size.values()):.3g} times smaller. Which of "
-            "the paper's claims hold is said below."
+            f"the networks, its messages are {min(size.values()):.2g} to {max(size.values()):.3g} times smaller. "
+            "Which of the paper's claims hold is said below."
         )
     return (
         "\n".join(f"- {line}" for line in lines)
