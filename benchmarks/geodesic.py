@@ -26,6 +26,7 @@ from fedgeo.models.encoder import geodesic_svdd
 from fedgeo.protocol import Cohort, Rows
 
 CLIENTS, BATCH = 3, 128
+PROTOCOLS = ("one-shot", "iterative")
 
 
 def setting(alpha, seeds):
@@ -160,17 +161,20 @@ def main() -> None:
         "--rounds", type=int, default=50, help="of the iterative protocol, and epochs of the one-shot"
     )
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--protocol", nargs="+", default=PROTOCOLS, choices=PROTOCOLS)
     options = parser.parse_args()
 
     report = _timing.Report(options.json)
     alpha = None if options.alpha == "iid" else float(options.alpha)
     tasks = setting(alpha, options.seeds)
     model, adam = geodesic_svdd(), optax.adam(1e-3)
-    at_once = one_shot(model, optimizer=adam, epochs=options.rounds, batch_size=BATCH)
-    every_round = fedavg(model, optimizer=adam, epochs=1, batch_size=BATCH)
+    programs = {
+        "one-shot": (one_shot(model, optimizer=adam, epochs=options.rounds, batch_size=BATCH), 1),
+        "iterative": (fedavg(model, optimizer=adam, epochs=1, batch_size=BATCH), options.rounds),
+    }
     skew = "IID" if alpha is None else f"Dirichlet {alpha:g}"
-    compare(report, f"one-shot, {skew}", at_once, 1, tasks, options.repeats)
-    compare(report, f"iterative, {skew}", every_round, options.rounds, tasks, options.repeats)
+    for protocol in options.protocol:
+        compare(report, f"{protocol}, {skew}", *programs[protocol], tasks, options.repeats)
 
 
 if __name__ == "__main__":

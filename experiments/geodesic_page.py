@@ -190,7 +190,7 @@ def claims(table):
     )
     lines.append(
         f"2. *One-shot matches centralised Deep SVDD within 0.6 points of mean AUROC at IID and mild skew*: "
-        f"{verdict(gap >= -0.6 for gap in gaps.values())}. One-shot minus centralised, mean over the sets: "
+        f"{verdict(abs(gap) <= 0.6 for gap in gaps.values())}. One-shot minus centralised, mean over the sets: "
         f"{gaps['iid']:+.1f} at IID, {gaps['0.5']:+.1f} at 0.5; by set (IID, 0.5): {each}."
     )
     if "covertype" in sets:
@@ -492,13 +492,38 @@ def absent(record):
     )
 
 
-def write(units, record, curve):
+def sensitivity(table, units, epochs):
+    """The iterative protocol with more local epochs a round, as Markdown."""
+    other = summary(pd.concat([units, epochs.drop(columns="local_epochs").assign(method="Iter again")]))
+    number = int(epochs["local_epochs"].iloc[0])
+    rows = []
+    for name in dict.fromkeys(epochs["data"]):
+        row = {"data": name}
+        for alpha in ALPHAS:
+            if (name, alpha, "Iter again") in other.index:
+                one, more = (
+                    table["auroc"][name, alpha, "Geodesic (Iter)"],
+                    other["auroc"][name, alpha, "Iter again"],
+                )
+                row[SKEWS[alpha]] = f"{one:.1f} → {more:.1f}"
+        rows.append(row)
+    return [
+        f"AUROC of Geodesic (Iter) with 1 and with {number} local epochs a round, everything else equal. Every client starts "
+        "Adam anew in every round. With one epoch on a table whose clients hold less than a batch that is one step a "
+        "round, and the first step of Adam has the same size in every coordinate, however small the gradient. The paper "
+        "does not state its E. This is a diagnosis made on test rows: the tables above keep the 1 that was set before.",
+        pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True),
+    ]
+
+
+def write(units, record, curve, epochs):
     """The page and its pictures beside this file.
 
     Args:
         units: the CSV's rows.
         record: the JSON.
         curve: AUROC against bytes, or None.
+        epochs: rows with other local epochs, or None.
     """
     table, paper = summary(units), paper_table()
     near = agreement(table, paper)
@@ -547,6 +572,7 @@ def write(units, record, curve):
         "All nine methods by the same rule. The paper never expands *SM*; we read it as spherical mapping, so *No SM* is an "
         "MLP into the plane. Where that row is far from the paper's, the reading may be wrong.",
         deviations(table, paper),
+        *([] if epochs is None else ["### What an epoch does", *sensitivity(table, units, epochs)]),
         "## All skews: AUROC",
         all_skews(table, "auroc", (*FEDERATED, *CENTRAL, *CONTROLS)),
         "![AUROC against skew](geodesic_benchmark_skew.png)",

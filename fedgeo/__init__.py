@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fedgeo import runs as runs
     from fedgeo import trees as trees
     from fedgeo.algorithms import koopman as koopman
+    from fedgeo.algorithms.examples import windows as windows
     from fedgeo.algorithms.fedavg import fedavg as fedavg
     from fedgeo.algorithms.fedkad import RECOMMENDED as RECOMMENDED
     from fedgeo.algorithms.fedkad import fedkad as fedkad
@@ -27,8 +28,13 @@ if TYPE_CHECKING:
     from fedgeo.federation import fit as fit
     from fedgeo.federation import score as score
     from fedgeo.federation import uniform as uniform
+    from fedgeo.models.autoencoders import lstm_autoencoder as lstm_autoencoder
+    from fedgeo.models.autoencoders import usad as usad
     from fedgeo.models.encoder import geodesic_svdd as geodesic_svdd
+    from fedgeo.models.tranad import tranad as tranad
+    from fedgeo.models.window_svdd import window_svdd as window_svdd
     from fedgeo.protocol import Cohort as Cohort
+    from fedgeo.protocol import Examples as Examples
     from fedgeo.protocol import FedAlgorithm as FedAlgorithm
     from fedgeo.protocol import FedState as FedState
     from fedgeo.protocol import Model as Model
@@ -46,6 +52,7 @@ _MODULES = {
     "trees": "fedgeo.trees",
 }
 _HOMES = {
+    "fedgeo.algorithms.examples": ("windows",),
     "fedgeo.algorithms.fedavg": ("fedavg",),
     "fedgeo.algorithms.fedkad": ("RECOMMENDED", "fedkad"),
     "fedgeo.algorithms.koopman": ("random_lift",),
@@ -53,8 +60,11 @@ _HOMES = {
     "fedgeo.algorithms.moments": ("prepare",),
     "fedgeo.algorithms.one_shot": ("one_shot",),
     "fedgeo.federation": ("everyone", "fed_round", "fit", "score", "uniform"),
+    "fedgeo.models.autoencoders": ("lstm_autoencoder", "usad"),
     "fedgeo.models.encoder": ("geodesic_svdd",),
-    "fedgeo.protocol": ("Cohort", "FedAlgorithm", "FedState", "Model", "Rows", "Series"),
+    "fedgeo.models.tranad": ("tranad",),
+    "fedgeo.models.window_svdd": ("window_svdd",),
+    "fedgeo.protocol": ("Cohort", "Examples", "FedAlgorithm", "FedState", "Model", "Rows", "Series"),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -6,7 +6,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from fedgeo import evaluation
 from fedgeo.algorithms.fedkad import POWER_ITERATIONS, RECOMMENDED
@@ -272,4 +273,113 @@ def plot_stream(
         span_axis.broken_barh(bars, (height - 0.4, 0.8), color=colour)
     span_axis.set(ylim=(-0.6, 1.6), xlim=(0, len(scores)), xlabel="row of the test stream")
     span_axis.set_yticks([0, 1], ["detected", "true fault"], fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def plot_costs(path: str | os.PathLike[str], costs: pd.DataFrame) -> None:
+    """Draw training time, bytes a round and latency by method, on logarithmic axes; Fig. 4 of FedKAD.
+
+    Args:
+        path: of the picture.
+        costs: rows with ``data``, ``method``, ``train`` (seconds), ``round`` (bytes), ``p50_us`` and ``batched_us``.
+    """
+    panels = {
+        "train": "training, 30 rounds [s]",
+        "round": "a round, up and down [bytes]",
+        "p50_us": "one step, median [µs]",
+        "batched_us": "batched [µs a row]",
+    }
+    methods, sets = list(dict.fromkeys(costs["method"])), list(dict.fromkeys(costs["data"]))
+    figure = Figure(figsize=(13, 1.6 + 0.42 * len(methods)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(1, len(panels), sharey=True)
+    place, height = np.arange(len(methods)), 0.8 / len(sets)
+    for axis, (column, title) in zip(axes, panels.items(), strict=True):
+        for k, name in enumerate(sets):
+            values = costs[costs["data"] == name].set_index("method")[column].reindex(methods)
+            bars = axis.barh(place + (k - (len(sets) - 1) / 2) * height, values, height * 0.9, label=name)
+            axis.bar_label(bars, [_short(v) for v in values], padding=2, fontsize=7)
+        axis.set_xscale("log")
+        axis.set_xlim(costs[column].min() / 3, costs[column].max() * 8)
+        axis.set_title(title, fontsize=9)
+        axis.tick_params(labelsize=8)
+    axes[0].set_yticks(place, methods)
+    axes[0].invert_yaxis()
+    if len(sets) > 1:
+        axes[0].legend(fontsize=8, loc="upper right")
+    figure.suptitle(f"Costs on {', '.join(sets)}, logarithmic axes", fontsize=10)
+    figure.savefig(path, dpi=110)
+
+
+def _short(value: float) -> str:
+    """Three figures, with a unit of thousands or millions."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
+def plot_heterogeneity(path: str | os.PathLike[str], skews: dict[str, pd.DataFrame]) -> None:
+    """Draw how clients differ, one dot a client; Fig. 2 of FedKAD for any federation.
+
+    Args:
+        path: of the picture.
+        skews: frames of ``data.heterogeneity`` by the federation's name.
+    """
+    panels = {
+        "feature_skew": "feature skew between clients\n[sd of the federation]",
+        "drift": "drift from training to test\n[sd of the client]",
+        "anomaly_ratio": "anomalous test rows",
+        "train_rows": "training rows",
+    }
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    rng = np.random.default_rng(0)
+    for axis, (column, title) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for k, frame in enumerate(skews.values()):
+            values = frame[column].dropna()
+            axis.scatter(k + 0.3 * (rng.random(len(values)) - 0.5), values, s=12, alpha=0.7)
+            if len(values):
+                axis.hlines(values.median(), k - 0.25, k + 0.25, color="black", linewidth=1)
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        axis.set_xticks(range(len(skews)), list(skews))
+        axis.set_title(title, fontsize=9)
+        axis.tick_params(labelsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def plot_methods(
+    path: str | os.PathLike[str], values: pd.DataFrame, published: Mapping[str, float], *, title: str
+) -> None:
+    """Draw one number a method and data set as bars, the published value of one of them as a line.
+
+    Args:
+        path: of the picture.
+        values: methods by data set; NaN leaves a gap.
+        published: by data set.
+        title: of the picture, which says what the number is.
+    """
+    figure = Figure(figsize=(4.2 * values.shape[1], 1.2 + 0.27 * len(values)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = np.atleast_1d(figure.subplots(1, values.shape[1], sharey=True))
+    place = np.arange(len(values))
+    for axis, name in zip(axes, values.columns, strict=True):
+        colours = ["tab:red" if method == "random" else "tab:blue" for method in values.index]
+        bars = axis.barh(place, values[name], color=colours)
+        texts = ["" if np.isnan(v) else f"{v:.1f}" for v in values[name]]
+        for label in axis.bar_label(bars, texts, padding=3, fontsize=8):
+            label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})
+        if name in published:
+            axis.axvline(published[name], color="black", linestyle="--", linewidth=1)
+            axis.annotate(
+                f"published {published[name]:.1f}", (published[name], -0.9), fontsize=8, ha="center",
+                annotation_clip=False,
+            )  # fmt: skip
+        axis.set_xlim(0, 1.15 * np.nanmax([*values[name], published.get(name, 0)]))
+        axis.set_xlabel(name)
+    axes[0].set_yticks(place, list(values.index))
+    axes[0].invert_yaxis()
+    figure.suptitle(title, fontsize=10)
     figure.savefig(path, dpi=110)

@@ -303,12 +303,12 @@ def _method(settings: GeodesicSettings, name: str) -> _Method:
         )  # fmt: skip
         return _Method(alg, model, network, settings.rounds, pooled)
 
-    def at_once(mixup: Mixup) -> _Method:
+    def at_once(mixup: Mixup, *, pooled: bool = False) -> _Method:
         alg = one_shot(
             geodesic(mixup), optimizer=adam, epochs=settings.one_shot_epochs, batch_size=settings.batch_size,
-            max_steps=settings.max_steps,
+            max_steps=settings.max_steps * (settings.clients if pooled else 1),
         )  # fmt: skip
-        return _Method(alg, geodesic(mixup), sphere, 1)
+        return _Method(alg, geodesic(mixup), sphere, 1, pooled)
 
     def mlp(*, onto_sphere: bool) -> _Method:
         model = mlp_svdd(latent=settings.latent, width=settings.width, sphere=onto_sphere)
@@ -329,7 +329,8 @@ def _method(settings: GeodesicSettings, name: str) -> _Method:
         "untrained encoder": lambda: averaged(geodesic(settings.mixup), sphere)._replace(rounds=0),
         "local-only": lambda: alone(averaged(geodesic(settings.mixup), sphere)),
         "centralised": lambda: averaged(geodesic(settings.mixup), sphere, pooled=True),
-        "centralised Deep SVDD": lambda: averaged(geodesic("none"), sphere, pooled=True),
+        # One client's expert alone: unlike "centralised", which is FedAvg with K = 1, Adam keeps its state throughout.
+        "centralised Deep SVDD": lambda: at_once("none", pooled=True),
     }
     return make[name]()
 
