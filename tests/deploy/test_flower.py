@@ -95,9 +95,10 @@ def same(got, want, tolerance=1e-5):
 
 
 MAKERS = {"fedkad": koopman, "fedavg": lambda: geodesic(fedavg), "one-shot": lambda: geodesic(one_shot)}
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "one-shot")]
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", ["fedkad", *SLOW])
 def test_a_served_run_equals_the_simulator(name):
     alg, data = MAKERS[name]()
     outcome, _ = serve(alg, data)
