@@ -42,7 +42,15 @@ HERE = Path(__file__).with_suffix("")
 CURVE = HERE.with_name("geodesic_benchmark_curve.csv")
 EPOCHS = HERE.with_name("geodesic_benchmark_epochs.csv")
 SETS, ALPHAS = geodesic_page.SETS, geodesic_page.ALPHAS
-POOLED = ("centralised Deep SVDD", "centralised k-NN", "random", "row norm", "PCA", "Mahalanobis")
+POOLED = (
+    "centralised Deep SVDD",
+    "centralised",
+    "centralised k-NN",
+    "random",
+    "row norm",
+    "PCA",
+    "Mahalanobis",
+)
 METHODS = (
     "Geodesic (OS)", "Geodesic (OS, lerp)", "Geodesic (OS, no mixup)", "Geodesic (Iter)", "Geodesic (Iter, lerp)",
     "FedAvg (FE)", "FedAvg (MLP)", "FedAvg (MLP, SM)", "Fed-Forest", "Fed-XGB", "untrained encoder", *POOLED,
