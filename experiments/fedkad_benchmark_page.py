@@ -279,6 +279,24 @@ def supplementary(results, sets):
     return "\n\n".join(parts)
 
 
+def trained_beats_untrained(results, sets):
+    """How many networks have a higher average precision than their untrained copies, and how many have one."""
+    gains = [
+        mean_of(results, n, m, "no threshold", "ap")
+        - mean_of(results, n, f"{m}, untrained", "no threshold", "ap")
+        for n in sets
+        for m in NEURAL
+    ]
+    known = [gain for gain in gains if not np.isnan(gain)]
+    return sum(gain > 0 for gain in known), len(known)
+
+
+def fallen(results):
+    """In how many runs training lowered the validation score."""
+    own = results[(results["protocol"] == "no threshold") & results["after"].notna()]
+    return f"Training lowers the validation score in {int((own['after'] < own['before']).sum())} of {len(own)} runs"
+
+
 def learning(results, sets):
     """Mean validation scores before and after, and the budgets."""
     records = {}
@@ -452,6 +470,11 @@ def conclusions(results, sets, costs, sizes):
             f"score {good:.1f}; best control ({control}) {simple:.1f}"
         )
         lines.append(text + (f"; best network ({network}) {value:.1f}." if network != "none" else "."))
+    better, pairs = trained_beats_untrained(results, sets)
+    lines.append(
+        f"{fallen(results)}; of {pairs} networks and data sets with an untrained copy "
+        f"{better} have a higher average precision than that copy, the score of a random start."
+    )
     lines.append(reproduced({n: rule_frame(results, n) for n in sets}))
     if costs is not None:
         time, size = ratios(costs, "train"), ratios(sizes, "round")
