@@ -126,22 +126,55 @@ def test_tangent_descent_reaches_a_rotated_frame_and_horizontal_descent_stalls()
     assert left["horizontal"] > 1
 
 
-@pytest.mark.parametrize(("seed", "bound"), [(0, 1e-3), (1, 5e-3), (2, 5e-3)])
-def test_clients_that_start_apart_meet_by_tangent_descent_only(seed, bound):
-    """Eight linear systems, D = 30, r = 8, rho = 1, step 0.05, 5 inner steps, everyone, 400 rounds."""
-    lift, data = systems(seed)
+def latent_systems(seed, size=20, steps=400):
+    """Streams of linear systems of order r near instability, each seen through a frame of its own, with noise."""
+    rng = np.random.default_rng(seed)
+    x = np.zeros((K, steps, size))
+    for k in range(K):
+        a = rng.standard_normal((RANK, RANK))
+        a *= 0.99 / np.abs(np.linalg.eigvals(a)).max()
+        frame = np.linalg.qr(rng.standard_normal((size, RANK)))[0]
+        h = np.zeros((steps, RANK))
+        h[0] = rng.standard_normal(RANK)
+        for t in range(1, steps):
+            h[t] = a @ h[t - 1] + 0.1 * rng.standard_normal(RANK)
+        seen = h @ frame.T / (h @ frame.T).std() + 0.2 * rng.standard_normal((steps, size))
+        x[k] = seen / seen.std()
+    series = Series(jnp.asarray(x, jnp.float32), jnp.ones(x.shape[:2], bool))
+    lift = koopman.random_lift(jax.random.key(0), size, window=1, size=0)
+    return lift, moments.prepare(lift, series)
+
+
+def test_clients_that_start_apart_meet_by_tangent_descent_only():
+    """Eight linear systems in each of five draws, r = 8, rho = 1, step 0.05, 5 inner steps, everyone.
+
+    By round 400 the tangent steps of every draw are below 0.005, of some below 0.001; they go on at a rate of the draw's
+    own. The horizontal ones stand still.
+    """
+    draws = [latent_systems(seed) for seed in range(5)]
+    lift, data = draws[0][0], jax.tree.map(lambda *leaves: jnp.stack(leaves), *(d for _, d in draws))
     left = {}
-    for projection in ("horizontal", "tangent"):
+    for projection, rounds in (("horizontal", 400), ("tangent", 1000)):
         alg = fedkad.fedkad(lift, rank=RANK, projection=projection, start="independent")
-        _, history = federation.fit(alg, jax.random.key(seed), data, rounds=400)
-        residual = np.asarray(history.metrics["consensus_residual"]).mean(axis=1)
+
+        @jax.vmap
+        def run(key, data, alg=alg, rounds=rounds):
+            start = federation.init(alg, key, data)
+            everyone = federation.everyone
+            return federation.run(alg, key, start, data, jnp.asarray(0), sampler=everyone, rounds=rounds)[1]
+
+        history = run(jax.random.split(jax.random.key(0), 5), data)
+        residual = np.asarray(history.metrics["consensus_residual"]).mean(axis=-1)  # (draws, R)
         assert np.isfinite(residual).all()
-        left[projection] = residual[-1]
-        done = fedkad.stationary(history.metrics, history.weight, consensus=0.01, gradient=0.05)
-        assert done[-1] == (projection == "tangent")
-        assert not done[:10].any()
-    assert left["tangent"] < bound
-    assert left["horizontal"] > 0.1
+        left[projection] = residual
+        done = jax.vmap(partial(fedkad.stationary, consensus=0.01, gradient=0.05))(
+            history.metrics, history.weight
+        )
+        assert (done[:, -1] == (projection == "tangent")).all()
+        assert not done[:, :10].any()
+    assert left["tangent"][:, 399].max() < 5e-3
+    assert left["tangent"][:, -1].max() < 1e-3
+    assert left["horizontal"].min() > 0.1
 
 
 def test_a_run_stops_between_blocks_of_one_program(toy):
