@@ -148,8 +148,8 @@ def latent_systems(seed, size=20, steps=400):
 def test_clients_that_start_apart_meet_by_tangent_descent_only():
     """Eight linear systems in each of five draws, r = 8, rho = 1, step 0.05, 5 inner steps, everyone.
 
-    By round 400 the tangent steps of every draw are below 0.005, of some below 0.001; they go on at a rate of the draw's
-    own. The horizontal ones stand still.
+    By round 400 every draw is below 0.005 with tangent steps, some are below 0.001, and they go on at rates of their
+    own; with horizontal steps they stand still.
     """
     draws = [latent_systems(seed) for seed in range(5)]
     lift, data = draws[0][0], jax.tree.map(lambda *leaves: jnp.stack(leaves), *(d for _, d in draws))
