@@ -293,7 +293,7 @@ What was tried, and how to read it.
 THRESHOLDS = """\
 Neither rule is ahead everywhere. A threshold of each client's own gives FedKAD the better F1 on SMAP and MSL, a shared
 one on SMD, and with a shared one about half of the alarms are raised on all three; it leaves clients whose scores are
-small silent. Under both, most detectors raise ten times the 1 % of alarms that the quantile promises, and some clients
+small silent. Under both, detectors raise many times the 1 % of alarms that the quantile promises, and some clients
 never stop: their test stream is not like the rows that the threshold was set on. The random score, which knows no
 stream, keeps the promise."""
 
