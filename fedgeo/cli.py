@@ -156,15 +156,29 @@ def _progress(title: str) -> Iterator[runs.OnStep]:
 
 
 def _print_table(frame: pd.DataFrame, title: str = "") -> None:
+    """Print a table, on a narrow terminal as several with the same rows: a number cut short would be a wrong one."""
+    columns = list(frame.columns)
+    while columns:
+        count = len(columns)
+        while count > 1 and _width(_table(frame[columns[:count]], title)) > console.width:
+            count -= 1
+        table = _table(frame[columns[:count]], title)
+        Console(width=max(_width(table), console.width), highlight=False).print(table)
+        columns, title = columns[count:], ""
+
+
+def _table(frame: pd.DataFrame, title: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 1, 0, 0))
     table.add_column(str(frame.index.name or ""), no_wrap=True)
     for column in frame.columns:
         table.add_column(str(column), justify="right", no_wrap=True)
     for name, row in frame.iterrows():
         table.add_row(str(name), *row)
-    whole = console.measure(table, options=console.options.update(max_width=1000)).maximum
-    # A number cut short would be a wrong number: a narrow terminal may break the line, but not the table.
-    Console(width=max(whole, console.width), highlight=False).print(table)
+    return table
+
+
+def _width(table: Table) -> int:
+    return console.measure(table, options=console.options.update(max_width=1000)).maximum
 
 
 def _folder(path: Path) -> Path:

@@ -72,7 +72,8 @@ def result():
             labels = {name: (rng.random(80) < 0.5).astype(int) for name in ("a", "b")}
             scores = {name: rng.random(80) + shift * y for name, y in labels.items()}
             frame = evaluation.per_client(scores, labels, dict.fromkeys(labels, 0.9))
-            frames.append(frame.assign(method=method, seed=seed))
+            youden = {name: rng.random(2) for name in runs.METRICS["class"] if name.startswith("youden_")}
+            frames.append(frame.assign(method=method, seed=seed, **youden))
     seconds = pd.DataFrame(
         {"compile": [1.0, 0.0], "run_per_seed": [0.5, 0.25]}, index=["untrained encoder", "random"]
     )
