@@ -103,7 +103,8 @@ def test_each_learns_and_beats_its_own_untrained_copy(name, series):
     known = ~np.isnan(got)
     assert len(np.unique(got[known])) > 0.9 * known.sum()
     auc, untrained_auc = (roc_auc_score(y[known], s[known]) for s in (got, untrained))
-    if name != "tranad":  # its decoder is given the row that it rebuilds, and learns to copy it, broken or not
+    # TranAD's decoder is given the row that it rebuilds, and learns to copy it, broken or not.
+    if name != "tranad":
         assert auc > 0.8
         assert auc > untrained_auc + 0.03
     lone = federation.incidents(history, list("abcd"))
