@@ -36,7 +36,7 @@ class Loopback:
 
     def __init__(self, folder, method="fedkad", rounds=4, timeout=300):
         self.folder, self.processes = Path(folder), []
-        self.port, self.address = free_port(), ""
+        self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.environment = os.environ | {
             "FLWR_HOME": str(self.folder / "flwr"), "FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -59,12 +59,19 @@ class Loopback:
             f'[superlink]\ndefault = "loopback"\n\n[superlink.loopback]\naddress = "{self.address}"\n'
             f'root-certificates = "{self.folder / "ca.pem"}"\n'
         )
+        signal.signal(
+            signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+        )  # or the processes would live on
         self.start(
             "superlink", "flower-superlink", *self.tls, "--host", "127.0.0.1", "--port", self.port,
             "--enable-supernode-auth", "--disable-runtime-dependency-installation",
             "--database", self.folder / "state.db",
         )  # fmt: skip
-        wait_for_port(self.port)
+        try:
+            wait_for_port(self.port)
+        except TimeoutError:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_):
@@ -234,6 +241,9 @@ def main():
     parser.add_argument("--nan", action="store_true", help="one node sends what is not a number")
     parser.add_argument("--out", type=Path, help="keep logs and results here")
     options = parser.parse_args()
+    signal.signal(
+        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
+    )  # or the processes would live on
     with ExitStack() as stack:
         folder = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         loop = stack.enter_context(Loopback(folder.resolve(), options.method, options.rounds))

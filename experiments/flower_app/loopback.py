@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from flwr.serverapp import ServerApp
 
 from fedgeo import data
 from fedgeo.algorithms.fedkad import fedkad
@@ -66,8 +67,14 @@ def write(outcome):
 
 alg, everything = federation()
 client = flower.client_app(alg, load, clients=CLIENTS, seed=SEED)
-server = flower.server_app(
-    alg, jax.tree.map(lambda leaf: leaf[0], everything), clients=CLIENTS, seed=SEED,
-    rounds=int(os.environ.get("FEDGEO_ROUNDS", 4)), timeout=float(os.environ.get("FEDGEO_TIMEOUT", 300)),
-    on_round=note, on_end=write,
-)  # fmt: skip
+server = ServerApp()
+
+
+@server.main()
+def main(grid, context):
+    """The server's whole run."""
+    write(flower.serve(
+        alg, grid, jax.tree.map(lambda leaf: leaf[0], everything), clients=CLIENTS, seed=SEED,
+        rounds=int(os.environ.get("FEDGEO_ROUNDS", 4)), timeout=float(os.environ.get("FEDGEO_TIMEOUT", 300)),
+        on_round=note,
+    ))  # fmt: skip

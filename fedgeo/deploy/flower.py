@@ -1,4 +1,4 @@
-"""Any :class:`FedAlgorithm` as a client and a server app of Flower: the simulator's functions, over a network.
+"""Any :class:`FedAlgorithm` as client and server of Flower: the simulator's functions, over a network.
 
 A round is one exchange, or two where clients have something to do with the new server state (``sync``): train sends the
 server's state and brings uploads, and sync sends what became of them. Messages hold plain arrays; both sides know the
@@ -17,7 +17,6 @@ Needs the extra ``fedgeo[flower]``.
 """
 
 import json
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -28,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid, ServerApp
+from flwr.serverapp import Grid
 
 from fedgeo import federation, trees
 from fedgeo.protocol import Cohort, FedAlgorithm, Key, PyTree
@@ -36,7 +35,6 @@ from fedgeo.protocol import Cohort, FedAlgorithm, Key, PyTree
 Load = Callable[[Context], tuple[int, PyTree]]
 """``(context) -> (client id below K, data_k)``: this node's own data, prepared as for the simulator."""
 
-_log = logging.getLogger("fedgeo.flower")
 _NOBODY = -1
 
 
@@ -62,7 +60,7 @@ def client_app(alg: FedAlgorithm, load: Load, *, clients: int, seed: int = 0) ->
     """The app of a node.
 
     Args:
-        alg: the same as the server's.
+        alg: the algorithm that :func:`serve` is given too.
         load: reads this node's data.
         clients: K.
         seed: the same as the server's.
@@ -116,53 +114,6 @@ def client_app(alg: FedAlgorithm, load: Load, *, clients: int, seed: int = 0) ->
     return app
 
 
-def server_app(
-    alg: FedAlgorithm,
-    example: PyTree,
-    *,
-    clients: int,
-    rounds: int,
-    seed: int = 0,
-    sampler: federation.Sampler = federation.everyone,
-    quorum: int = 1,
-    timeout: float = 600.0,
-    folder: str | Path | None = None,
-    on_round: Callable[[dict[str, Any]], None] | None = None,
-    on_end: Callable[[Outcome], None] | None = None,
-) -> ServerApp:
-    """The app of the server.
-
-    Args:
-        alg: the same as the clients'.
-        example: data of one client of which only structure, shapes and dtypes count, such as ``prepare`` gives.
-        clients: K; the run starts when as many nodes have come.
-        rounds: R.
-        seed: the same as the clients'.
-        sampler: who is asked in each round.
-        quorum: fewest clients that must count.
-        timeout: seconds to wait for answers, and for nodes to come.
-        folder: where the server's state is saved after every round, and gone on from if there is one. Clients then
-            keep what they have only as long as their nodes live.
-        on_round: called with what the outcome says of each round when it is done.
-        on_end: called with the outcome.
-    """
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        del context
-        outcome = serve(
-            alg, grid, example, clients=clients, rounds=rounds, seed=seed, sampler=sampler, quorum=quorum,
-            timeout=timeout, folder=folder, on_round=on_round,
-        )  # fmt: skip
-        for line in outcome.incidents:
-            _log.warning(line)
-        if on_end:
-            on_end(outcome)
-
-    return app
-
-
 def serve(
     alg: FedAlgorithm,
     grid: Grid,
@@ -177,7 +128,26 @@ def serve(
     folder: str | Path | None = None,
     on_round: Callable[[dict[str, Any]], None] | None = None,
 ) -> Outcome:
-    """Run a federation over the nodes of a grid; the arguments are those of :func:`server_app`."""
+    """Run a federation over the nodes of a grid: what the main function of a ``ServerApp`` calls.
+
+    Args:
+        alg: the same as the clients'.
+        grid: from Flower.
+        example: data of one client of which only structure, shapes and dtypes count, such as ``prepare`` gives.
+        clients: K; the run starts when as many nodes have come.
+        rounds: R.
+        seed: the same as the clients'.
+        sampler: who is asked in each round.
+        quorum: fewest clients that must count.
+        timeout: seconds to wait for answers, and for nodes to come.
+        folder: where the server's state is saved after every round, and gone on from if there is one. Clients keep
+            what they have only as long as their nodes live.
+        on_round: called with what the outcome says of each round when it is done.
+
+    Raises:
+        TimeoutError: too few nodes came.
+        ValueError: nodes that are not clients 0 to K - 1, arrays of another algorithm, or a folder of another run.
+    """
     key = jax.random.key(seed)
     run = _Run(grid, timeout)
     forms = _forms(alg, key, example, clients)
