@@ -3,7 +3,10 @@
 from fedgeo.evaluation.adjust import area_over_k as area_over_k
 from fedgeo.evaluation.adjust import point_adjust as point_adjust
 from fedgeo.evaluation.adjust import spans as spans
+from fedgeo.evaluation.collapse import LEAST_DISTINCT as LEAST_DISTINCT
 from fedgeo.evaluation.collapse import collapse_warnings as collapse_warnings
+from fedgeo.evaluation.collapse import distinct as distinct
+from fedgeo.evaluation.collapse import effective_rank as effective_rank
 from fedgeo.evaluation.events import Detection as Detection
 from fedgeo.evaluation.events import affiliation as affiliation
 from fedgeo.evaluation.events import event_wise as event_wise
@@ -28,8 +31,6 @@ from fedgeo.evaluation.significance import paired as paired
 from fedgeo.evaluation.significance import practical as practical
 from fedgeo.evaluation.significance import ranks as ranks
 from fedgeo.evaluation.significance import verdict as verdict
-from fedgeo.evaluation.spread import distinct as distinct
-from fedgeo.evaluation.spread import effective_rank as effective_rank
 from fedgeo.evaluation.summary import macro as macro
 from fedgeo.evaluation.summary import over_seeds as over_seeds
 from fedgeo.evaluation.summary import per_client as per_client

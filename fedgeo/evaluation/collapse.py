@@ -1,4 +1,4 @@
-"""Whether a one-class network maps everything to one point, so that its scores say nothing.
+"""Whether a one-class network maps everything to one point, so that its scores say nothing. Shapes: N rows, d latent.
 
 References:
     Ruff et al. (2018), Deep One-Class Classification, section 3.3, on how the loss invites it.
@@ -47,10 +47,37 @@ def collapse_warnings(
     return lines
 
 
+def distinct(rows: np.ndarray) -> int:
+    """How many different scores ``(N,)``, or rows ``(N, F)``, there are."""
+    return len(np.unique(rows, axis=0))
+
+
 def distinct_examples(x: np.ndarray, window: int = 1) -> int:
     """How many windows of ``x (T, C)`` differ, told apart by one random projection in float64."""
-    rng = np.random.default_rng(0)
-    projected = np.asarray(x, np.float64) @ rng.standard_normal(x.shape[1])
+    if window == 1:
+        return distinct(x)
     if len(x) < window:
         return 0
-    return len(np.unique(sliding_window_view(projected, window) @ rng.standard_normal(window)))
+    rng = np.random.default_rng(0)
+    projected = np.asarray(x, np.float64) @ rng.standard_normal(x.shape[1])
+    return distinct(sliding_window_view(projected, window) @ rng.standard_normal(window))
+
+
+def effective_rank(covariance: np.ndarray) -> float:
+    """How many directions embeddings spread over: ``exp`` of the entropy of their singular values' shares.
+
+    1 if they lie on a line, d if they spread alike in all directions, 0 if they do not spread at all.
+
+    Args:
+        covariance: ``(d, d)`` of the embeddings; its eigenvalues are the squares of their singular values.
+
+    References:
+        Roy and Vetterli (2007), The effective rank: A measure of effective dimensionality.
+    """
+    values = np.linalg.eigvalsh(np.asarray(covariance, dtype=np.float64))
+    floor = len(values) * np.finfo(np.float32).eps * max(values.max(initial=0.0), 0.0)
+    singular = np.sqrt(values[values > floor])
+    if not len(singular):
+        return 0.0
+    shares = singular / singular.sum()
+    return float(np.exp(-np.sum(shares * np.log(shares))))
