@@ -15,7 +15,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 
 from benchmarks import _timing
@@ -24,6 +23,7 @@ from fedgeo.algorithms.fedavg import fedavg
 from fedgeo.algorithms.one_shot import one_shot
 from fedgeo.models.encoder import geodesic_svdd
 from fedgeo.protocol import Cohort, Rows
+from fedgeo.runs.tables import GeodesicSettings, stack_each, tasks_of
 
 CLIENTS, BATCH = 3, 128
 PROTOCOLS = ("one-shot", "iterative")
@@ -31,23 +31,13 @@ PROTOCOLS = ("one-shot", "iterative")
 
 def setting(alpha, seeds):
     """All tasks of Breast Cancer: by task, K standardised tables ``(N_k, F)`` of one class."""
-    table = data.breast_cancer()
-    tasks = []
-    for seed in range(seeds):
-        train = data.stratified_split(table.y, seed=seed).train
-        y = table.y[train]
-        partition = data.iid(y, CLIENTS, seed) if alpha is None else data.dirichlet(y, alpha, CLIENTS, seed)
-        held = [train[rows] for rows in partition]
-        x = data.federated_scaler([table.x[rows] for rows in held]).transform(table.x)
-        tasks += [[x[rows[table.y[rows] == label]] for rows in held] for label in range(len(table.classes))]
-    return tasks
+    table, settings = data.breast_cancer(), GeodesicSettings(clients=CLIENTS, alpha=alpha)
+    return [task.clients for seed in range(seeds) for task in tasks_of(table, settings, seed)]
 
 
 def stack(tasks):
     """``x (B, K, N, F)``, ``mask (B, K, N)``."""
-    length = max(len(rows) for task in tasks for rows in task)
-    stacked = [data.stack_rows(task, length=length) for task in tasks]
-    return Rows(*(jnp.asarray(np.stack(part)) for part in zip(*stacked, strict=True)))
+    return stack_each(tasks, max(len(rows) for task in tasks for rows in task))
 
 
 def one_program(alg, rounds):

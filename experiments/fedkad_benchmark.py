@@ -15,7 +15,6 @@ The first two forms replace the rows of what they run. A row that is there under
 
 import argparse
 import functools
-import json
 import time
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks import _timing
-from fedgeo import data, evaluation, federation, report, trees
+from experiments._results import provenance, remember, store
+from fedgeo import data, evaluation, federation, trees
 from fedgeo.algorithms import koopman, moments
 from fedgeo.algorithms.examples import windows
 from fedgeo.algorithms.fedavg import fedavg
@@ -291,23 +291,6 @@ def costs(name, fed, calls=300):
     return list(records.values())
 
 
-def store(path, records, keys):
-    """Add records to a CSV; they replace those that agree with them in ``keys``."""
-    made = pd.DataFrame(records)
-    if path.exists():
-        table = pd.read_csv(path)
-        replaced = pd.MultiIndex.from_frame(table[keys]).isin(pd.MultiIndex.from_frame(made[keys]))
-        made = pd.concat([table[~replaced], made])
-    made.to_csv(path, index=False, float_format="%.6g")
-
-
-def remember(what, facts):
-    """Add to the record of what made the results."""
-    made_by = json.loads(RECORD.read_text()) if RECORD.exists() else {}
-    made_by[what] = facts
-    RECORD.write_text(json.dumps(made_by, indent=1) + "\n")
-
-
 def present(name, seed, method, stride):
     """Whether the results hold a method's row already."""
     if not RESULTS.exists():
@@ -330,7 +313,7 @@ def run(name, fed, seed, method, stride):
         base = {"data": name, "seed": seed, "method": row, "stride": own_stride}
         records = [base | record for record in judged(validation, test, fed.streams.labels, rules)]
         records[0] |= facts
-        store(RESULTS, records, ["data", "seed", "method", "stride"])
+        store(RESULTS, pd.DataFrame(records), ["data", "seed", "method", "stride"])
         shown = {r["protocol"]: r.get("f1", np.nan) for r in records}
         print(
             f"{name} seed {seed} {row:22} AP {100 * records[0]['ap']:5.1f} AUROC {100 * records[0]['auroc']:5.1f} "
@@ -339,7 +322,7 @@ def run(name, fed, seed, method, stride):
         )
     minutes = round((time.perf_counter() - began) / 60, 1)
     what = f"{name}, {method}, seed {seed}" + (f", stride {stride}" if method in NEURAL else "")
-    remember(what, {"minutes": minutes, "clients": len(fed.streams)})
+    remember(RECORD, what, {"minutes": minutes, "clients": len(fed.streams)})
 
 
 def main():
@@ -359,32 +342,25 @@ def main():
     parser.add_argument("--report", action="store_true", help="only write the page from the files")
     options = parser.parse_args()
     if not options.report:
-        facts = provenance(options)
+        facts = provenance(options.root)
         for name in options.data:
             streams = LOADERS[name](options.root)
             fed = Federation(streams)
             store(SKEWS, data.heterogeneity(streams).reset_index().assign(data=name), ["data", "client"])
             if options.costs:
                 sizes().to_csv(SIZES, index=False)
-                store(COSTS, costs(name, fed), ["data", "method"])
-                remember(f"{name}, costs", facts)
+                store(COSTS, pd.DataFrame(costs(name, fed)), ["data", "method"])
+                remember(RECORD, f"{name}, costs", facts)
                 continue
             for seed in options.seeds:
                 for method in options.methods:
                     row = "random" if method == "controls" else method
                     if not (options.resume and present(name, seed, row, options.stride)):
                         run(name, fed, seed, method, options.stride)
-            remember(f"{name}, {' '.join(options.methods)}", facts)
+            remember(RECORD, f"{name}, {' '.join(options.methods)}", facts)
     from experiments import fedkad_benchmark_page  # not needed to run
 
     fedkad_benchmark_page.write(HERE)
-
-
-def provenance(options):
-    """What made a result, without the folder's path."""
-    facts = report.provenance()
-    facts["command"] = facts["command"].replace(str(options.root), "DIR")
-    return facts
 
 
 if __name__ == "__main__":

@@ -21,7 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 
-from fedgeo import data, evaluation, federation, report
+from experiments._results import provenance, remember, store
+from fedgeo import data, evaluation, federation
 from fedgeo.algorithms import comparators, koopman, moments
 from fedgeo.algorithms.fedkad import fedkad
 from fedgeo.algorithms.local import local_only
@@ -313,16 +314,10 @@ def main():
         streams = {"SMAP": data.smap, "MSL": data.msl, "SMD": data.smd}[name](options.root)
         began = time.perf_counter()
         made = pd.DataFrame(run(streams, seed, seed == options.seeds[0]))
-        if path.exists():
-            table = pd.read_csv(path)
-            made = pd.concat([table[(table["data"] != name) | (table["seed"] != seed)], made])
-        made.to_csv(path, index=False, float_format="%.6g")
+        store(path, made, ["data", "seed"])
         minutes = round((time.perf_counter() - began) / 60, 1)
-        made_by = json.loads(record.read_text()) if record.exists() else {}
-        facts = report.provenance() | {"clients": len(streams), "minutes": minutes}
-        facts["command"] = facts["command"].replace(str(options.root), "DIR")
-        made_by[f"{name}, seed {seed}"] = facts
-        record.write_text(json.dumps(made_by, indent=2) + "\n")
+        facts = provenance(options.root) | {"clients": len(streams), "minutes": minutes}
+        remember(record, f"{name}, seed {seed}", facts)
     table = pd.read_csv(path)
     if missing := {"SMAP", "MSL", "SMD"} - set(table["data"]):
         print(

@@ -31,11 +31,11 @@ import optax
 import pandas as pd
 
 from experiments import geodesic_page
-from fedgeo import data, evaluation, federation, report, runs
+from experiments._results import provenance, remember, store
+from fedgeo import data, evaluation, federation, runs
 from fedgeo.algorithms.fedavg import fedavg
 from fedgeo.algorithms.one_shot import one_shot
 from fedgeo.models.encoder import geodesic_svdd
-from fedgeo.protocol import Rows
 from fedgeo.runs import tables
 
 HERE = Path(__file__).with_suffix("")
@@ -55,6 +55,7 @@ METHODS = (
     "Geodesic (OS)", "Geodesic (OS, lerp)", "Geodesic (OS, no mixup)", "Geodesic (Iter)", "Geodesic (Iter, lerp)",
     "FedAvg (FE)", "FedAvg (MLP)", "FedAvg (MLP, SM)", "Fed-Forest", "Fed-XGB", "untrained encoder", *POOLED,
 )  # fmt: skip
+ALPHA = {"alpha": str}  # "0.50" and "iid" are names
 KEYS = ["data", "alpha", "method", "seed", "unit"]
 COLUMNS = [
     *KEYS, "auroc", "ap", "youden_accuracy", "youden_precision", "youden_recall", "youden_f1", "precision", "recall",
@@ -105,21 +106,12 @@ def run(table, name, alpha, methods, seeds, local_epochs=1):
 
 def setting(table, alpha, seeds):
     """Every class held normal under every seed: rows ``(B, K, N, F)``, test rows ``(B, Q, F)``, labels ``(B, Q)``."""
-    clients, tests, labels = [], [], []
-    for seed in seeds:
-        parts = data.stratified_split(table.y, seed=seed)
-        y = table.y[parts.train]
-        partition = data.iid(y, 3, seed) if alpha == "iid" else data.dirichlet(y, float(alpha), 3, seed)
-        held = [parts.train[rows] for rows in partition]
-        x = data.federated_scaler([table.x[rows] for rows in held]).transform(table.x)
-        for label in range(len(table.classes)):
-            clients.append([x[rows[table.y[rows] == label]] for rows in held])
-            tests.append(x[parts.test])
-            labels.append(table.y[parts.test] != label)
-    length = max(sum(map(len, task)) for task in clients)
-    stacked = [data.stack_rows(task, length=length) for task in clients]
-    rows = Rows(*(jnp.asarray(np.stack(part)) for part in zip(*stacked, strict=True)))
-    return rows, jnp.asarray(np.stack(tests), jnp.float32), labels
+    settings = runs.GeodesicSettings(alpha=None if alpha == "iid" else float(alpha))
+    tasks = [task for seed in seeds for task in tables.tasks_of(table, settings, seed)]
+    length = max(sum(map(len, task.clients)) for task in tasks)
+    rows = tables.stack_each([task.clients for task in tasks], length)
+    test = jnp.asarray(np.stack([task.test.x for task in tasks]), jnp.float32)
+    return rows, test, [task.test.anomalous for task in tasks]
 
 
 def curve(table, name, alphas, seeds, block=5):
@@ -165,21 +157,6 @@ def curve(table, name, alphas, seeds, block=5):
     return pd.DataFrame(records)
 
 
-def replace_rows(path, frame, keys):
-    """Write a frame into a CSV in place of the rows with the same keys."""
-    if path.exists():
-        before = pd.read_csv(path, dtype={"alpha": str})
-        old = before.set_index(keys).index.isin(frame.set_index(keys).index)
-        frame = pd.concat([before[~old], frame])
-    frame.to_csv(path, index=False, float_format="%.5g")
-
-
-def remember(path, name, facts):
-    """Write facts under a name into a JSON file."""
-    record = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps(record | {name: facts}, indent=1) + "\n")
-
-
 def main():
     """Run, write the CSV files and the page."""
     parser = argparse.ArgumentParser(
@@ -205,12 +182,11 @@ def main():
     parser.add_argument("--report", action="store_true", help="only write the page from the files")
     options = parser.parse_args()
     path, record = HERE.with_suffix(".csv"), HERE.with_suffix(".json")
-    made_by = report.provenance()
-    made_by["command"] = made_by["command"].replace(str(options.root), "DIR")
+    made_by = provenance(options.root)
     if options.curve:
         for name in ("breast-cancer", "iris"):
             frame = curve(load(name, None, 0), name, ("iid", "0.01"), options.seeds)
-            replace_rows(CURVE, frame, ["data", "alpha"])
+            store(CURVE, frame, ["data", "alpha"], ALPHA)
             remember(record, f"bytes, {name}", made_by)
     for name in () if options.report or options.curve else options.data:
         table = load(name, options.root, options.rows)
@@ -219,15 +195,15 @@ def main():
             frame, facts = run(table, name, alpha, options.methods, options.seeds, options.local_epochs)
             if facts and options.local_epochs != 1:
                 frame = frame.assign(local_epochs=options.local_epochs)
-                replace_rows(EPOCHS, frame, [*KEYS[:4], "local_epochs"])
+                store(EPOCHS, frame, [*KEYS[:4], "local_epochs"], ALPHA)
                 remember(record, f"{name}, {alpha}, {options.local_epochs} local epochs", made_by | facts)
             elif facts:
-                replace_rows(path, frame, KEYS[:4])
+                store(path, frame, KEYS[:4], ALPHA)
                 label = "" if "Geodesic (Iter)" in options.methods else ", other methods"
                 remember(record, f"{name}, {alpha}{label}", made_by | facts)
                 print(f"{name}, {alpha}: {facts['seconds']} s, compiling {facts['compiling']} s", flush=True)
-    units = pd.read_csv(path, dtype={"alpha": str})
-    curves, epochs = (pd.read_csv(p, dtype={"alpha": str}) if p.exists() else None for p in (CURVE, EPOCHS))
+    units = pd.read_csv(path, dtype=ALPHA)
+    curves, epochs = (pd.read_csv(p, dtype=ALPHA) if p.exists() else None for p in (CURVE, EPOCHS))
     if geodesic_page.sets_of(geodesic_page.summary(units)):
         geodesic_page.write(units, json.loads(record.read_text()), curves, epochs)
 

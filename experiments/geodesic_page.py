@@ -11,6 +11,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from fedgeo import evaluation, report
+from fedgeo.runs import tables
 
 FOLDER = Path(__file__).parent
 SETS = ("iris", "breast-cancer", "titanic", "adult", "covertype")
@@ -280,7 +281,8 @@ def collapse(units):
     """How often detectors collapsed, as Markdown."""
     known = units[units["effective_rank"].notna()]
     share = known["distinct_scores"] / known["distinct_rows"]
-    signs = (known["effective_rank"] < 1.5) | (share < 0.9) | (known["sd_squared_distance"] < 1e-4)
+    flat = (known["effective_rank"] < tables.LEAST_RANK) | (known["sd_squared_distance"] < tables.LEAST_SD)
+    signs = flat | (share < evaluation.LEAST_DISTINCT)
     known = known.assign(share=share, collapsed=signs)
     rows = known.groupby(["method", "data"], sort=False).agg(
         lowest_rank=("effective_rank", "min"), rank=("effective_rank", "mean"),

@@ -49,6 +49,9 @@ OTHERS = ("centralised k-NN", "Fed-Forest", "Fed-XGB", "random", "row norm", "PC
 BY_DEFAULT = (*TRAINED[:5], *OTHERS[3:])
 """Geodesic-SVDD and its controls, without the paper's other methods."""
 
+LEAST_RANK, LEAST_SD = 1.5, 1e-4
+"""An encoder has collapsed if its embeddings' effective rank or its squared distances' sd is below these."""
+
 
 @dataclass(frozen=True)
 class GeodesicSettings:
@@ -132,22 +135,32 @@ class _Method(NamedTuple):
     alone: bool = False
 
 
-class _Part(NamedTuple):
-    """Rows with labels, 1 for those not of the class held normal."""
+class Part(NamedTuple):
+    """Rows ``x (N, F)`` with labels ``anomalous (N,)``, 1 for those not of the class held normal."""
 
-    x: np.ndarray  # (N, F)
-    anomalous: np.ndarray  # (N,)
+    x: np.ndarray
+    anomalous: np.ndarray
 
 
-class _Task(NamedTuple):
-    """One class held normal under one seed, scaled."""
+class Task(NamedTuple):
+    """One class held normal under one seed, scaled.
+
+    Attributes:
+        label: of the class.
+        seed: of split and partition.
+        clients: K tables ``(N_k, F)`` of normal training rows.
+        validation: rows ``(N, F)`` of all classes.
+        test: likewise.
+        distinct: different rows among those of validation and test.
+        notes: clients without rows, constant features.
+    """
 
     label: str
     seed: int
-    clients: list[np.ndarray]  # K tables (N_k, F) of normal training rows
-    validation: _Part
-    test: _Part
-    distinct: int  # rows among those of validation and test
+    clients: list[np.ndarray]
+    validation: Part
+    test: Part
+    distinct: int
     notes: list[str]
 
 
@@ -194,13 +207,13 @@ def run_geodesic(
     settings = settings or GeodesicSettings()
     settings.check()
     check_seeds(seeds)
-    tasks = [task for seed in seeds for task in _one_seed(table, settings, seed)]
+    tasks = [task for seed in seeds for task in tasks_of(table, settings, seed)]
     notes = [note for task in tasks for note in task.notes]
     keys = jnp.stack([jax.random.fold_in(jax.random.key(task.seed), k) for k, task in enumerate(tasks)])
     length = max(sum(map(len, task.clients)) for task in tasks)
     rows = {
-        False: _stack_each([task.clients for task in tasks], length),
-        True: _stack_each([[np.concatenate(task.clients)] for task in tasks], length),
+        False: stack_each([task.clients for task in tasks], length),
+        True: stack_each([[np.concatenate(task.clients)] for task in tasks], length),
     }
     queries = Rows(*map(jnp.asarray, data.stack_rows([_queries(task) for task in tasks])))
 
@@ -372,8 +385,17 @@ def _spread(method: _Method, detector: FedAvgServer | OneShotServer, queries: Ro
     return _Spread(*jax.vmap(one)(experts), present)
 
 
-def _one_seed(table: data.Table, settings: GeodesicSettings, seed: int) -> list[_Task]:
-    """A task for every class: one split, one partition and one scaler for all of them."""
+def tasks_of(table: data.Table, settings: GeodesicSettings, seed: int) -> list[Task]:
+    """A task for every class of a table: one split, one partition and one scaler for all of them.
+
+    Args:
+        table: the data set.
+        settings: K, the skew and the scaling.
+        seed: of split and partition.
+
+    Raises:
+        ValueError: a class with too few rows to split.
+    """
     parts = data.stratified_split(table.y, seed=seed, classes=table.classes)
     y = table.y[parts.train]
     if settings.alpha is None:
@@ -400,25 +422,25 @@ def _one_seed(table: data.Table, settings: GeodesicSettings, seed: int) -> list[
         if constant and label == 0:
             notes.append(f"seed {seed}: constant training features, left unscaled: {constant}")
         validation, test = (
-            _Part(x[rows], (table.y[rows] != label).astype(np.int64))
+            Part(x[rows], (table.y[rows] != label).astype(np.int64))
             for rows in (parts.validation, parts.test)
         )
-        tasks.append(_Task(name, seed, clients, validation, test, distinct, notes))
+        tasks.append(Task(name, seed, clients, validation, test, distinct, notes))
     return tasks
 
 
-def _queries(task: _Task) -> np.ndarray:
+def _queries(task: Task) -> np.ndarray:
     """Validation rows, then test rows."""
     return np.concatenate([task.validation.x, task.test.x])
 
 
-def _stack_each(groups: Sequence[Sequence[np.ndarray]], length: int) -> Rows:
+def stack_each(groups: Sequence[Sequence[np.ndarray]], length: int) -> Rows:
     """Tables (N, F) of B groups of K clients to ``x (B, K, length, F)``, ``mask (B, K, length)``."""
     stacked = [data.stack_rows(group, length=length) for group in groups]
     return Rows(*(jnp.asarray(np.stack(part)) for part in zip(*stacked, strict=True)))
 
 
-def _judge_task(task: _Task, scores: Mapping[str, np.ndarray], quantile: float) -> pd.DataFrame:
+def _judge_task(task: Task, scores: Mapping[str, np.ndarray], quantile: float) -> pd.DataFrame:
     """Evaluate scores of the task's queries and padding, one row a detector, under both threshold rules."""
     cut, end = len(task.validation.x), len(task.validation.x) + len(task.test.x)
     on_validation = {unit: s[:cut] for unit, s in scores.items()}
@@ -458,12 +480,12 @@ def _collapsed(frame: pd.DataFrame) -> list[str]:
     """A one-class network that maps everything to the centre has almost no distinct scores, or no spread of them."""
     lines = []
     for unit, row in frame.iterrows():
-        if row["distinct_scores"] < 0.9 * row["distinct_rows"]:
+        if row["distinct_scores"] < evaluation.LEAST_DISTINCT * row["distinct_rows"]:
             lines.append(
                 f"{unit}: scores have collapsed ({row['distinct_scores']:.0f} distinct for "
                 f"{row['distinct_rows']:.0f} distinct rows)"
             )
-        if row["effective_rank"] < 1.5 or row["sd_squared_distance"] < 1e-4:
+        if row["effective_rank"] < LEAST_RANK or row["sd_squared_distance"] < LEAST_SD:
             lines.append(
                 f"{unit}: embeddings have collapsed (effective rank {row['effective_rank']:.2f}, standard deviation of "
                 f"the squared distances {row['sd_squared_distance']:.1e})"
@@ -477,7 +499,7 @@ def _incidents(history: federation.RoundInfo, clients: int, where: str) -> list[
     return [f"{where}: {line}" for line in lines if "usable" not in line]
 
 
-def _fits(task: _Task) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+def _fits(task: Task) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     """By name, what fits a method that is no JAX program to the task and scores rows ``(Q, F)``."""
     pooled = np.concatenate(task.clients)
     simple = controls.table_controls(task.label, task.seed)

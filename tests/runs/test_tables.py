@@ -36,11 +36,11 @@ def test_bad_geodesic_settings_are_named(change, message):
 
 def test_nothing_of_the_test_rows_reaches_training():
     table = data.iris()
-    task = table_runs._one_seed(table, TINY, seed=3)[1]
+    task = table_runs.tasks_of(table, TINY, seed=3)[1]
     test = data.stratified_split(table.y, seed=3).test
     x = table.x.copy()
     x[test] = 1e3
-    other = table_runs._one_seed(dataclasses.replace(table, x=x), TINY, seed=3)[1]
+    other = table_runs.tasks_of(dataclasses.replace(table, x=x), TINY, seed=3)[1]
     for got, want in zip(
         [*other.clients, other.validation.x], [*task.clients, task.validation.x], strict=True
     ):
@@ -50,7 +50,7 @@ def test_nothing_of_the_test_rows_reaches_training():
 
 
 def test_youdens_threshold_sees_the_labels_of_validation_rows_alone():
-    task = table_runs._one_seed(data.iris(), TINY, seed=0)[0]
+    task = table_runs.tasks_of(data.iris(), TINY, seed=0)[0]
     rng = np.random.default_rng(0)
     cut = len(task.validation.x)
     anomalous = np.concatenate([task.validation.anomalous, task.test.anomalous])
@@ -152,7 +152,7 @@ def test_extreme_skew_of_an_awkward_table_is_defined_and_reported(protocol):
     """Clients with no row and with one, a constant feature, a column without values, a category first seen in test."""
 
     def sizes(seed):
-        tasks = table_runs._one_seed(awkward_table(seed), dataclasses.replace(TINY, alpha=0.01), seed)
+        tasks = table_runs.tasks_of(awkward_table(seed), dataclasses.replace(TINY, alpha=0.01), seed)
         return [len(rows) for task in tasks for rows in task.clients]
 
     seed = next(seed for seed in range(200) if {0, 1} <= set(sizes(seed)))
