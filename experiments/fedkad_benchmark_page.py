@@ -66,7 +66,8 @@ def write(here):
     here.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
     report.plot_methods(
         here.with_name(f"{here.name}_f1.png"), f1_frame(results, sets), PUBLISHED["FedKAD"],
-        title="F1 under PA%K, K = 1 %, threshold at the 98th percentile of validation scores (red: a random score)",
+        title="F1 under PA%K, K = 1 %, threshold at the 98th percentile of validation scores (red: a random score; "
+        "dashed: FedKAD as published)",
     )  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def primary(results, sets):
     table = pivot(results, sets, "primary", ("f1", "alarm_rate"), ("F1", "alarms"))
     for name in sets:
         published = [
-            f"{PUBLISHED[m][name]:.1f}" if m in PUBLISHED and name in PUBLISHED[m] else ""
+            f"{PUBLISHED[m][name]:.2f}" if m in PUBLISHED and name in PUBLISHED[m] else ""
             for m in table.index
         ]
         table.insert(list(table.columns).index(f"F1 {name}"), f"paper {name}", published)
@@ -171,7 +172,7 @@ def rules(results, sets):
                     frame[method].reindex(index).map("{:.1f}".format).replace("nan", "")
                 )
     table.loc["*published*"] = [
-        f"{PUBLISHED['FedKAD'][c.split()[-1]]:.1f}" if c.startswith("FedKAD") else "" for c in table.columns
+        f"{PUBLISHED['FedKAD'][c.split()[-1]]:.2f}" if c.startswith("FedKAD") else "" for c in table.columns
     ]
     lines = [reproduced(frames)]
     lines += [range_of(name, frame) for name, frame in frames.items()]
@@ -209,7 +210,7 @@ def range_of(name, frame):
     nearest = (ours - published).abs().idxmin()
     return (
         f"{name}: the rules that see no label give {ours.min():.1f} to {ours.max():.1f}, the paper has "
-        f"{published:.1f}; nearest is *{nearest}* with {ours[nearest]:.1f}. Under that rule the random row has "
+        f"{published:.2f}; nearest is *{nearest}* with {ours[nearest]:.1f}. Under that rule the random row has "
         f"{frame.loc[nearest, 'random']:.1f}."
     )
 
@@ -447,7 +448,7 @@ def conclusions(results, sets, costs, sizes):
         control, value = best(results, name, CONTROLS, "primary")
         lines.append(
             f"**{BY_NAME[name]}, the paper's headline metric**: FedKAD {ours:.1f} (published "
-            f"{PUBLISHED['FedKAD'][name]:.1f}), a random score {chance:.1f}, the best control ({control}) {value:.1f}. "
+            f"{PUBLISHED['FedKAD'][name]:.2f}), a random score {chance:.1f}, the best control ({control}) {value:.1f}. "
             + ("Noise is ahead of FedKAD." if chance > ours else "Noise is behind FedKAD, by "
                f"{ours - chance:.1f} points.")
         )  # fmt: skip

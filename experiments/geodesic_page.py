@@ -406,6 +406,7 @@ def plot_bytes(path, curve):
                 low, high = grouped["mean"] - grouped["std"], grouped["mean"] + grouped["std"]
                 axis.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set(xscale="log", title=name, xlabel="MB sent, both ways, all clients, one class")
+        axis.set_ylim(top=min(axis.get_ylim()[1], 100))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("AUROC [%]")
     axes[0].legend(fontsize=7, loc="lower right")

@@ -329,7 +329,7 @@ def plot_heterogeneity(path: str | os.PathLike[str], skews: dict[str, pd.DataFra
     panels = {
         "feature_skew": "feature skew between clients\n[sd of the federation]",
         "drift": "drift from training to test\n[sd of the client]",
-        "anomaly_ratio": "anomalous test rows",
+        "anomaly_ratio": "anomalous share of test rows",
         "train_rows": "training rows",
     }
     figure = Figure(figsize=(11, 3.4), layout="constrained")
@@ -357,7 +357,7 @@ def plot_methods(
 
     Args:
         path: of the picture.
-        values: methods by data set; NaN leaves a gap.
+        values: methods by data set; NaN is one that was not run.
         published: by data set.
         title: of the picture, which says what the number is.
     """
@@ -367,14 +367,14 @@ def plot_methods(
     place = np.arange(len(values))
     for axis, name in zip(axes, values.columns, strict=True):
         colours = ["tab:red" if method == "random" else "tab:blue" for method in values.index]
-        bars = axis.barh(place, values[name], color=colours)
-        texts = ["" if np.isnan(v) else f"{v:.1f}" for v in values[name]]
+        bars = axis.barh(place, values[name].fillna(0), color=colours)
+        texts = ["not run" if np.isnan(v) else f"{v:.1f}" for v in values[name]]
         for label in axis.bar_label(bars, texts, padding=3, fontsize=8):
             label.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 0.6})
         if name in published:
             axis.axvline(published[name], color="black", linestyle="--", linewidth=1)
             axis.annotate(
-                f"published {published[name]:.1f}", (published[name], -0.9), fontsize=8, ha="center",
+                f"published {published[name]:.2f}", (published[name], -0.9), fontsize=8, ha="center",
                 annotation_clip=False,
             )  # fmt: skip
         axis.set_xlim(0, 1.15 * np.nanmax([*values[name], published.get(name, 0)]))

@@ -58,6 +58,6 @@ def test_methods_stand_beside_the_published_value(tmp_path, figures):
     report.plot_methods(tmp_path / "f1.png", values, {"A": 72.2}, title="F1")
     assert (tmp_path / "f1.png").read_bytes().startswith(b"\x89PNG")
     first, second = figures[0].axes
-    assert texts(first) == ["40.0", "", "published 72.2"]
+    assert texts(first) == ["40.0", "not run", "published 72.20"]
     assert texts(second) == ["10.0", "20.0"]
     assert first.get_xlim()[1] > 72.2
