@@ -300,7 +300,7 @@ def present(name, seed, method, stride):
     return bool(((rows["stride"] == stride) | (method not in NEURAL)).any())
 
 
-def run(name, fed, seed, method, stride):
+def run(name, fed, seed, method, stride, made_by):
     """One method on one data set and seed, all its rows stored."""
     began = time.perf_counter()
     if method in NEURAL:
@@ -322,7 +322,7 @@ def run(name, fed, seed, method, stride):
         )
     minutes = round((time.perf_counter() - began) / 60, 1)
     what = f"{name}, {method}, seed {seed}" + (f", stride {stride}" if method in NEURAL else "")
-    remember(RECORD, what, {"minutes": minutes, "clients": len(fed.streams)})
+    remember(RECORD, what, made_by | {"minutes": minutes, "clients": len(fed.streams)})
 
 
 def main():
@@ -356,8 +356,7 @@ def main():
                 for method in options.methods:
                     row = "random" if method == "controls" else method
                     if not (options.resume and present(name, seed, row, options.stride)):
-                        run(name, fed, seed, method, options.stride)
-            remember(RECORD, f"{name}, {' '.join(options.methods)}", facts)
+                        run(name, fed, seed, method, options.stride, facts)
     from experiments import fedkad_benchmark_page  # not needed to run
 
     fedkad_benchmark_page.write(HERE)

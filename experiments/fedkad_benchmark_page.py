@@ -61,7 +61,7 @@ def write(here):
         *cost_parts(here, others["costs"], others["sizes"]),
         *heterogeneity_part(here, others["heterogeneity"]),
         "## Made by",
-        made_by(record),
+        made_by(record, results),
     ]
     here.with_suffix(".md").write_text("\n\n".join(parts) + "\n")
     report.plot_methods(
@@ -491,8 +491,12 @@ def conclusions(results, sets, costs, sizes):
     )
 
 
-def made_by(record):
-    """Commands, commits and minutes."""
+def made_by(record, results):
+    """Commands, commits and minutes, and the rows that have none of these."""
+    own = results[results["method"].isin(["FedKAD", "random", "DeepSVDD", "LSTM-AE", "USAD", "TranAD"])]
+    names = own.assign(method=own["method"].replace("random", "controls"))[["data", "method", "seed"]]
+    rows = [f"{data}, {method}, seed {seed}" for data, method, seed in names.drop_duplicates().to_numpy()]
+    unknown = [row for row in rows if not any(f"{what},".startswith(f"{row},") for what in record)]
     runs = [
         f"- {what}: `{facts['command']}`, commit {facts['commit']}, {facts['time']}"
         for what, facts in record.items()
@@ -505,6 +509,10 @@ def made_by(record):
         "Minutes, with scoring and evaluation, on shared cores: " + "; ".join(minutes) + ".",
         ", ".join(f"{name} {version}" for name, version in versions.items()),
     ]
+    if unknown:
+        parts.insert(
+            1, "Of runs that were cut off before they wrote what made them: " + "; ".join(unknown) + "."
+        )
     return "\n\n".join(parts)
 
 
