@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgeo.federation.history import made_folder
 from fedgeo.protocol import Key, PyTree
 
 _FORMAT = 1
@@ -47,6 +48,12 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if self.every < 1 or self.keep < 1:
             raise ValueError(f"every and keep must be at least 1, got {self.every} and {self.keep}")
+        try:
+            json.dumps(dict(self.about))
+        except TypeError as error:
+            raise ValueError(
+                f"about holds strings, numbers and lists of them, to be compared later: {error}"
+            ) from None
 
 
 class CheckpointError(ValueError):
@@ -63,7 +70,7 @@ class Store:
         import orbax.checkpoint as ocp  # takes a second to import, and few runs need it
 
         self._ocp = ocp
-        self._folder = Path(checkpoints.folder).resolve()
+        self._folder = made_folder(checkpoints.folder, "checkpoints")
         self._identity = {
             "format": _FORMAT,
             "key": np.asarray(jax.random.key_data(key)).tolist(),

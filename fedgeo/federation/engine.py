@@ -5,6 +5,7 @@ sets aside what is not finite, aggregates, maps ``sync`` and scatters the client
 round and client, so results depend neither on the order of the cohort nor on the block size.
 """
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -261,9 +262,11 @@ def fit(
         raise ValueError(
             f"the state holds other clients than the data, which have {num_clients}; start from init"
         )
-    size = _check_cohort(
-        sampler(jax.random.fold_in(key, first_round), num_clients, jnp.asarray(first_round)), num_clients
-    )
+    if records and len(records.names) != num_clients:
+        raise ValueError(f"records name {len(records.names)} clients, but the federation has {num_clients}")
+    drawn_with = (jax.random.fold_in(key, first_round), num_clients, jnp.asarray(first_round))
+    _check_signature(sampler, *drawn_with)
+    size = _check_cohort(sampler(*drawn_with), num_clients)
     upload = upload_bytes(alg, state, data) if records else 0
     done, store = 0, Store(checkpoints, key, data, first_round) if checkpoints else None
     history: list[RoundInfo] = []
@@ -359,6 +362,13 @@ def _check_leading_axis(name: str, data: PyTree) -> int:
     if not sizes or len(set(sizes.values())) != 1 or () in sizes.values():
         raise ValueError(f"every leaf of {name} needs the same leading client axis (K, ...), got {sizes}")
     return next(iter(sizes.values()))[0]
+
+
+def _check_signature(sampler: Sampler, *arguments: Any) -> None:
+    try:
+        inspect.signature(sampler).bind(*arguments)
+    except TypeError as error:
+        raise ValueError(f"a sampler is called with (key, K, round number): {error}") from None
 
 
 def _check_cohort(cohort: Cohort, num_clients: int) -> int:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,9 +72,11 @@ class Records:
         Args:
             folder: for the two files; kept if there.
             names: K names, by client id.
+
+        Raises:
+            ValueError: a folder that cannot be.
         """
-        self.folder, self.names = Path(folder), list(names)
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.names = made_folder(folder, "records"), list(names)
         self._rounds, self._clients = self.folder / "rounds.jsonl", self.folder / "clients.csv"
         self._began = time.perf_counter()
 
@@ -133,6 +136,20 @@ class Records:
             "seconds": round(seconds, 6),
             **{f"mean_{name}": value for name, value in means.items()},
         }
+
+
+def made_folder(folder: str | Path, what: str) -> Path:
+    """The folder, made if it is not there; ValueError if it cannot be, before any work is done."""
+    path = Path(folder).resolve()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(
+            f"{what} cannot be kept in {path} ({error.strerror}); give another folder"
+        ) from error
+    if not os.access(path, os.W_OK):
+        raise ValueError(f"{what} cannot be written to {path}; give another folder, or its permission")
+    return path
 
 
 def _host(part: Any) -> Any:

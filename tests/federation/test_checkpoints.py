@@ -94,6 +94,17 @@ def test_a_damaged_checkpoint_is_refused_and_the_one_before_still_serves(tmp_pat
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="every and keep must be at least 1, got 0 and 2"):
         federation.Checkpoints("folder", every=0)
+    with pytest.raises(ValueError, match="about holds strings, numbers and lists"):
+        federation.Checkpoints("folder", about={"model": lambda x: x})
+
+
+def test_a_folder_that_cannot_be_is_named_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match=r"checkpoints cannot be kept in .*file.* give another folder"):
+            fit(path, 3)
+        with pytest.raises(ValueError, match=r"records cannot be kept in .*file.* give another folder"):
+            federation.Records(path, ["a"])
 
 
 def same(got, want):

@@ -194,6 +194,11 @@ def test_an_algorithm_that_changes_the_form_of_its_state_is_told_so():
             lambda: fit(state=FedState(jnp.zeros(()), jnp.zeros(2))),
             "the state holds other clients than the data",
         ),
+        (lambda: fit(quorum=0), "quorum must be a whole number of at least 1, got 0"),
+        (
+            lambda: fit(sampler=lambda key, num_clients: None),
+            r"called with \(key, K, round number\): too many positional arguments",
+        ),
         (lambda: fit(sampler=sampler([0, 7])), r"distinct and below K = 3, got \[0, 7\]"),
         (lambda: fit(sampler=sampler([1, 1])), r"distinct and below K = 3, got \[1, 1\]"),
         (lambda: fit(sampler=sampler([0.0, 1.0])), "integers .* and booleans .*; got float32"),

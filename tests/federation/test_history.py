@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
+import pytest
 
 from fedgeo import federation
 from tests.federation.test_engine import averaging
@@ -59,3 +60,9 @@ def test_a_run_that_goes_on_writes_every_round_once(tmp_path):
     pd.testing.assert_frame_equal(table, want_table)
     for line, want in zip(lines, want_lines, strict=True):
         assert line | {"seconds": 0} == want | {"seconds": 0}
+
+
+def test_every_client_has_a_name(tmp_path):
+    records = federation.Records(tmp_path, NAMES[:2])
+    with pytest.raises(ValueError, match="records name 2 clients, but the federation has 3"):
+        federation.fit(averaging(), jax.random.key(0), DATA, rounds=1, records=records)
