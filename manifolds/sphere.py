@@ -177,7 +177,7 @@ def _combine(arc: _Arc, x: jax.Array, y: jax.Array, along: jax.Array, across: ja
     is_open = arc.sine > 0
     step = jnp.where(is_open, across / arc.length, 0)
     turn = jnp.where(is_open, 0, across * scale)
-    chord = jnp.where(arc.acute, y - x, y + x)
+    chord = y - jnp.where(arc.acute, 1, -1).astype(x.dtype) * x
     return (along - step * arc.radial - turn * entry) * x + step * chord + turn * axis
 
 
@@ -281,7 +281,7 @@ def _slerp(x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
 
 def _along(arc: _Arc, x: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
     point = _combine(arc, x, y, jnp.cos(t * arc.angle), jnp.sin(t * arc.angle))
-    return jnp.where(t == 0, x, jnp.where(t == 1, y, point))
+    return jnp.where(t == 1, y, point)  # t = 0 is exact as it is: x times 1 and zeros
 
 
 @_slerp.defjvp
