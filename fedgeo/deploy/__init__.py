@@ -1,1 +1,1 @@
-"""Federations of real devices, and detectors on them."""
+"""Federations of real machines."""
