@@ -81,35 +81,33 @@ def client_app(alg: FedAlgorithm, load: Load, *, clients: int, seed: int = 0) ->
     def train(message: Message, context: Context) -> Message:
         client_id, data_k = load(context)
         forms = _forms(alg, key, data_k, clients)
-        asked = message.content["round"]
-        number = int(asked["number"])
-        client = _committed(context, forms.client, asked["void"])
-        server = _unpack(message.content["server"], forms.server)
+        asked = message.content.config_records["round"]
+        number = int(_scalar(asked, "number"))
+        client = _committed(context, forms.client, _void_rounds(asked))
+        server = _unpack(message.content.array_records["server"], forms.server)
         _, work_key = federation.round_keys(key, number)
         after, upload, metrics = jax.jit(alg.update)(
             jax.random.fold_in(work_key, client_id), server, client, data_k
         )
         sound = bool(trees.all_finite((after, upload)))
         _keep(context, client, after if sound else client, number if sound else _NOBODY)
-        facts = {"client": client_id, "weight": float(alg.weight(data_k))}
-        record = MetricRecord(facts | {name: float(value) for name, value in metrics.items()})
-        return Message(RecordDict({"upload": _pack(upload), "facts": record}), reply_to=message)
+        facts = MetricRecord({name: float(value) for name, value in metrics.items()})
+        facts["client"], facts["weight"] = client_id, float(alg.weight(data_k))
+        return Message(RecordDict({"upload": _pack(upload), "facts": facts}), reply_to=message)
 
     @app.query("sync")
     def sync(message: Message, context: Context) -> Message:
         _, data_k = load(context)
         forms = _forms(alg, key, data_k, clients)
-        asked = message.content["round"]
+        asked = message.content.config_records["round"]
         before, after, pending = _kept(context, forms.client)
-        if pending == int(asked["number"]):
-            server = _unpack(message.content["server"], forms.server)
+        applied = pending == _scalar(asked, "number")
+        if applied:
+            server = _unpack(message.content.array_records["server"], forms.server)
             synced = jax.jit(alg.sync)(server, after)
             client = synced if bool(trees.all_finite(synced)) else before
             _keep(context, client, client, _NOBODY)
-        return Message(
-            RecordDict({"facts": MetricRecord({"applied": int(pending == asked["number"])})}),
-            reply_to=message,
-        )
+        return Message(RecordDict({"facts": MetricRecord({"applied": int(applied)})}), reply_to=message)
 
     return app
 
@@ -203,7 +201,8 @@ def _one_round(
         upload = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), form)
         weight = 0.0
         if content is not None:
-            upload, weight = _unpack(content["upload"], form), float(content["facts"]["weight"])
+            upload = _unpack(content.array_records["upload"], form)
+            weight = _scalar(content.metric_records["facts"], "weight")
         sound = content is not None and bool(trees.all_finite((upload, np.asarray(weight))))
         if content is not None and not sound:
             run.incidents.append(f"round {number}: what client {k} sent was not finite and was set aside")
@@ -223,12 +222,9 @@ def _one_round(
             else f"{len(who)} clients counted, fewer than the quorum"
         )
         run.incidents.append(f"round {number}: {why}; the server kept its state")
-    names = (
-        [name for name in next(iter(replies.values()))["facts"] if name not in ("client", "weight")]
-        if replies
-        else []
-    )
-    means = {name: float(np.mean([replies[k]["facts"][name] for k in who])) for name in names} if who else {}
+    facts = [replies[k].metric_records["facts"] for k in who]
+    names = [name for name in facts[0] if name not in ("client", "weight")] if facts else []
+    means = {name: float(np.mean([_scalar(record, name) for record in facts])) for name in names}
     reported = index[np.asarray(active)].tolist()
     return server, bool(updated), {"reported": reported, "counted": who, **means}
 
@@ -252,11 +248,12 @@ class _Run:
         starts: dict[int, tuple[ArrayRecord, float]] = {}
         nodes: dict[int, int] = {}
         for node, content in self._exchange("query.start", {node: {} for node in ids}, None).items():
-            client = int(content["facts"]["client"])
+            facts = content.metric_records["facts"]
+            client = int(_scalar(facts, "client"))
             if client in nodes:
                 raise ValueError(f"two nodes say that they are client {client}; give each an id of its own")
             nodes[client], self.client_of[node] = node, client
-            starts[client] = (content["server"], float(content["facts"]["weight"]))
+            starts[client] = content.array_records["server"], _scalar(facts, "weight")
         if missing := sorted(set(range(clients)) - set(nodes)):
             raise ValueError(
                 f"no node says that it is client {', '.join(map(str, missing))}: {self.incidents}"
@@ -362,6 +359,20 @@ def _unpack(record: ArrayRecord, form: PyTree) -> PyTree:
     return jax.tree.unflatten(structure, arrays)
 
 
+def _scalar(record: MetricRecord | ConfigRecord, name: str) -> float:
+    value = record[name]
+    if not isinstance(value, int | float):
+        raise ValueError(f"{name!r} of a message must be a number, got {value!r}")
+    return value
+
+
+def _void_rounds(asked: ConfigRecord) -> list[int]:
+    rounds = asked["void"]
+    if not isinstance(rounds, list):
+        raise ValueError(f"'void' of a message must be a list of rounds, got {rounds!r}")
+    return [int(number) for number in rounds]
+
+
 def _nbytes(records: Iterable[Any]) -> int:
     return sum(record.count_bytes() for record in records if isinstance(record, ArrayRecord))
 
@@ -377,8 +388,8 @@ def _kept(context: Context, form: PyTree) -> tuple[PyTree, PyTree, int]:
         raise RuntimeError(
             "this node has no state of this run; it was restarted, and takes part again in the next run"
         )
-    before, after = (_unpack(context.state[name], form) for name in ("before", "after"))
-    return before, after, int(context.state["pending"]["number"])
+    before, after = (_unpack(context.state.array_records[name], form) for name in ("before", "after"))
+    return before, after, int(_scalar(context.state.config_records["pending"], "number"))
 
 
 def _committed(context: Context, form: PyTree, voids: Sequence[int]) -> PyTree:
