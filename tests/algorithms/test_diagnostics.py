@@ -126,7 +126,7 @@ def test_tangent_descent_reaches_a_rotated_frame_and_horizontal_descent_stalls()
     assert left["horizontal"] > 1
 
 
-def latent_systems(seed, size=20, steps=400):
+def latent_systems(seed, size=CHANNELS, steps=400):
     """Streams of linear systems of order r near instability, each seen through a frame of its own, with noise."""
     rng = np.random.default_rng(seed)
     x = np.zeros((K, steps, size))
@@ -146,35 +146,40 @@ def latent_systems(seed, size=20, steps=400):
 
 
 def test_clients_that_start_apart_meet_by_tangent_descent_only():
-    """Eight linear systems in each of five draws, r = 8, rho = 1, step 0.05, 5 inner steps, everyone.
+    """Eight linear systems in each of ten draws, D = 30, r = 8, rho = 1, 5 inner steps, everyone.
 
-    By round 400 every draw is below 0.005 with tangent steps, some are below 0.001, and they go on at rates of their
-    own; with horizontal steps they stand still.
+    By round 400 tangent steps are below 0.001 in every draw at step size 0.3, and below 0.005 at the default 0.05, most
+    draws below 0.001; horizontal steps stand still at either.
     """
-    draws = [latent_systems(seed) for seed in range(5)]
+    draws = [latent_systems(seed) for seed in range(10)]
     lift, data = draws[0][0], jax.tree.map(lambda *leaves: jnp.stack(leaves), *(d for _, d in draws))
-    left = {}
-    for projection, rounds in (("horizontal", 400), ("tangent", 1000)):
-        alg = fedkad.fedkad(lift, rank=RANK, projection=projection, start="independent")
+    keys = jax.random.split(jax.random.key(0), len(draws))
+
+    def residuals(projection, step_size):
+        alg = fedkad.fedkad(lift, rank=RANK, projection=projection, start="independent", step_size=step_size)
 
         @jax.vmap
-        def run(key, data, alg=alg, rounds=rounds):
+        def run(key, data):
             start = federation.init(alg, key, data)
             everyone = federation.everyone
-            return federation.run(alg, key, start, data, jnp.asarray(0), sampler=everyone, rounds=rounds)[1]
+            return federation.run(alg, key, start, data, jnp.asarray(0), sampler=everyone, rounds=400)[1]
 
-        history = run(jax.random.split(jax.random.key(0), 5), data)
+        history = run(keys, data)
         residual = np.asarray(history.metrics["consensus_residual"]).mean(axis=-1)  # (draws, R)
         assert np.isfinite(residual).all()
-        left[projection] = residual
         done = jax.vmap(partial(fedkad.stationary, consensus=0.01, gradient=0.05))(
             history.metrics, history.weight
         )
         assert (done[:, -1] == (projection == "tangent")).all()
         assert not done[:, :10].any()
-    assert left["tangent"][:, 399].max() < 5e-3
-    assert left["tangent"][:, -1].max() < 1e-3
-    assert left["horizontal"].min() > 0.1
+        return residual
+
+    assert residuals("tangent", 0.3)[:, -1].max() < 1e-3
+    default = residuals("tangent", 0.05)[:, -1]
+    assert default.max() < 5e-3
+    assert np.mean(default < 1e-3) > 0.5
+    for step_size in (0.05, 0.3):
+        assert residuals("horizontal", step_size).min() > 0.1
 
 
 def test_a_run_stops_between_blocks_of_one_program(toy):
