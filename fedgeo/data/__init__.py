@@ -1,5 +1,7 @@
 """Data on the host: data sets, partitions over clients, scalers, and stacking with masks."""
 
+from fedgeo.data.downloads import download as download
+from fedgeo.data.downloads import downloadable as downloadable
 from fedgeo.data.heterogeneity import heterogeneity as heterogeneity
 from fedgeo.data.partitions import dirichlet as dirichlet
 from fedgeo.data.partitions import iid as iid
