@@ -41,7 +41,7 @@ ALGORITHMS = {
     "fedkad_warm": fedkad(LIFT, rank=2, inner_steps=2, start="warm"),
     "fedkad_recommended": fedkad(LIFT, rank=2, inner_steps=2, **RECOMMENDED),
     "geodesic_iter": fedavg(MODEL, epochs=2, batch_size=16),
-    "fedavg_mlp": fedavg(mlp_svdd(latent=4, width=8), epochs=2, batch_size=16),
+    "fedavg_mlp": fedavg(mlp_svdd(latent=4, width=8), epochs=2, batch_size=16, stateful=True),
     "geodesic_one_shot": one_shot(MODEL, epochs=2, batch_size=16),
     "window_svdd": fedavg(
         window_svdd(sizes=(8, 4)), epochs=2, batch_size=16, examples=windows(WINDOW, stride=2)
