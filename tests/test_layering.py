@@ -16,6 +16,7 @@ ALLOWED = {
     "fedgeo.protocol": {"jax"},
     "fedgeo.trees": {"jax", "numpy", "fedgeo.protocol"},
     "fedgeo.data": NUMERIC | {"fedgeo.protocol", "fedgeo.data"},
+    "fedgeo.data.csv_files": NUMERIC | {"fedgeo.data", "fedgeo.deploy.runtime"},
     "fedgeo.data.downloads": {"pooch", "fedgeo.data"},
     "fedgeo.models": {"jax", "flax", "manifolds", "fedgeo.protocol", "fedgeo.models"},
     "fedgeo.algorithms": {

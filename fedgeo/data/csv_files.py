@@ -10,7 +10,6 @@ import pandas as pd
 from fedgeo.deploy.runtime import MISSING, TIME_NAMES
 
 
-
 def read_csv(path: str | os.PathLike[str], *, time: str | None = None) -> pd.DataFrame:
     """Read a stream or table of numbers.
 
@@ -83,8 +82,8 @@ def _times(path: Path, text: "pd.Series[str]", lines: np.ndarray) -> pd.Datetime
     if stamps.isna().any():
         row = int(np.flatnonzero(stamps.isna())[0])
         raise ValueError(
-            f"{path}, line {lines[row]}: {text.iloc[row]!r} in column {text.name} is no time; want seconds or ISO 8601, "
-            "or name the column of times"
+            f"{path}, line {lines[row]}: {text.iloc[row]!r} in column {text.name} is no time; want seconds or ISO "
+            "8601, or name the column of times"
         )
     return pd.DatetimeIndex(stamps, name=text.name)
 
@@ -97,7 +96,7 @@ def _numbers(path: Path, name: str, text: "pd.Series[str]", lines: np.ndarray) -
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise ValueError(
-            f"{path}, line {lines[row]}: {text.iloc[row]!r} in column {name} is not a number ({bad.sum()} such fields); "
-            "leave the column out, or empty what is missing"
+            f"{path}, line {lines[row]}: {text.iloc[row]!r} in column {name} is not a number ({bad.sum()} such "
+            "fields); leave the column out, or empty what is missing"
         )
     return values
