@@ -1,5 +1,6 @@
 """Data on the host: data sets, partitions over clients, scalers, and stacking with masks."""
 
+from fedgeo.data import policy as policy
 from fedgeo.data.heterogeneity import heterogeneity as heterogeneity
 from fedgeo.data.partitions import dirichlet as dirichlet
 from fedgeo.data.partitions import iid as iid
