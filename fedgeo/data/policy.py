@@ -36,7 +36,7 @@ class Reading(NamedTuple):
     """
 
     values: np.ndarray
-    index: pd.Index | None
+    index: pd.Index | None  # type: ignore[assignment]  # the design's word, though tuples have a method of that name
 
 
 def columns_of(clients: Mapping[str, Any]) -> tuple[str, ...]:
@@ -46,7 +46,9 @@ def columns_of(clients: Mapping[str, Any]) -> tuple[str, ...]:
         ValueError: no client, no columns, or two of one name.
     """
     if not clients:
-        raise ValueError("there are no clients; pass one (T, C) array or data frame a client, as a dict or a list")
+        raise ValueError(
+            "there are no clients; pass one (T, C) array or data frame a client, as a dict or a list"
+        )
     frames = [value for value in clients.values() if isinstance(value, pd.DataFrame)]
     if frames:
         columns = tuple(map(str, frames[0].columns))
@@ -60,7 +62,9 @@ def columns_of(clients: Mapping[str, Any]) -> tuple[str, ...]:
     return columns
 
 
-def read(value: Any, columns: Sequence[str], where: str, *, missing: str = "error") -> Reading:
+def read(
+    value: Any, columns: Sequence[str], where: str, *, missing: str = "error", ordered: bool = True
+) -> Reading:
     """Check one stream or table.
 
     Args:
@@ -68,13 +72,15 @@ def read(value: Any, columns: Sequence[str], where: str, *, missing: str = "erro
         columns: the C names expected.
         where: what to call it in messages, such as "client pump-3".
         missing: "error", or anything else to let missing values through as NaN.
+        ordered: whether rows stand in time order, so that time stamps are checked.
 
     Raises:
         ValueError: says what was got, what is wanted and what to do.
     """
     if isinstance(value, pd.DataFrame):
         x, index = _of_frame(value, columns, where), value.index
-        check_time(index, where)
+        if ordered:
+            check_time(index, where)
     else:
         shape = _shape(value, where, columns)
         if shape[1] != len(columns):
@@ -153,7 +159,9 @@ def _shape(value: Any, where: str, columns: Sequence[str] | None) -> tuple[int, 
     try:
         shape = np.shape(value)
     except ValueError:
-        raise ValueError(f"{where}: the rows differ in length; want an array or data frame {wanted}") from None
+        raise ValueError(
+            f"{where}: the rows differ in length; want an array or data frame {wanted}"
+        ) from None
     if len(shape) == 1:
         raise ValueError(
             f"{where}: got one dimension, shape {shape}, want {wanted}; a single channel is x[:, None] or "
@@ -192,7 +200,9 @@ def _of_frame(frame: pd.DataFrame, columns: Sequence[str], where: str) -> np.nda
 
 def _numbers(x: np.ndarray, where: str) -> np.ndarray:
     if x.dtype.kind not in "biuf":
-        raise ValueError(f"{where}: got values of type {x.dtype}, want numbers; convert them with astype(float)")
+        raise ValueError(
+            f"{where}: got values of type {x.dtype}, want numbers; convert them with astype(float)"
+        )
     return x.astype(np.float64)
 
 

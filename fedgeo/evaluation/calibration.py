@@ -37,14 +37,14 @@ class Rule(NamedTuple):
         """Raise ValueError for a value out of its range."""
         if self.kind not in ("quantile", "pot", "rate"):
             raise ValueError(f'threshold={self.kind!r}; want "quantile", "pot" or "rate"')
-        for name, value, low, high in (
-            ("quantile", self.quantile, 0 < self.quantile, self.quantile <= 1),
-            ("level", self.level, 0 < self.level, self.level < 1),
-            ("q", self.q, 0 < self.q, self.q < 1),
-            ("rate", self.rate, 0 <= self.rate, self.rate < 1),
+        for name, valid in (
+            ("quantile", 0 < self.quantile <= 1),
+            ("level", 0 <= self.level < 1),
+            ("q", 0 < self.q < 1),
+            ("rate", 0 <= self.rate < 1),
         ):
-            if not (low and high):
-                raise ValueError(f"{name}={value}; want a share of rows between 0 and 1")
+            if not valid:
+                raise ValueError(f"{name}={getattr(self, name)}; want a share of rows between 0 and 1")
         if self.kind == "pot" and self.q >= 1 - self.level:
             raise ValueError(f"q={self.q} must be below 1 - level = {1 - self.level:g}")
 

@@ -1,252 +1,37 @@
-"""FedKAD and Geodesic-SVDD as estimators: fit, score, predict, calibrate, save, load.
-
-The words are PyOD's: a higher score is more anomalous, labels are 0 (normal) and 1 (anomalous), an alarm is a score
-strictly above ``threshold_``. scikit-learn's own outlier estimators have the opposite sign and predict -1 and +1.
-Everything that is learned is kept as plain arrays, by the names that they have in a saved detector.
-"""
+"""FedKAD as an estimator."""
 
 import functools
-import inspect
 import math
-import os
-import platform
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib import metadata
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Self
-from zlib import crc32
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pandas as pd
-from sklearn.base import BaseEstimator
-from sklearn.exceptions import NotFittedError
 
 from fedgeo import data, evaluation, federation, trees
 from fedgeo.algorithms import koopman, moments
-from fedgeo.algorithms.fedavg import fedavg
 from fedgeo.algorithms.fedkad import Start, fedkad
-from fedgeo.algorithms.one_shot import one_shot
 from fedgeo.data import policy
 from fedgeo.data.streams import listed, named
-from fedgeo.deploy import runtime
+from fedgeo.estimators.base import CHUNK, LARGEST, Estimator, check_seed, clients_of, like, padded, warn_user
 from fedgeo.evaluation.calibration import Kind
-from fedgeo.models.encoder import Mixup, geodesic_svdd
-from fedgeo.protocol import FedAlgorithm, Model, PyTree, Rows, Series
-from manifolds import sphere
+from fedgeo.protocol import FedAlgorithm, Series
 
 PAPER: Mapping[str, Any] = MappingProxyType(
     {"start": "shared", "residual": "full", "score_scale": "none", "smoothing": 5}
 )
 """The first paper's settings: ``FedKAD(**PAPER)``. The defaults of :class:`FedKAD` are :data:`fedgeo.RECOMMENDED`."""
 
-CHUNK = 1024
-"""Rows scored at a time. Lengths are padded to few multiples of it, so that few programs are compiled."""
-
 TOLERANCE = 1e-3
 """In scaled units (a channel's training deviation, or its own unit where it was constant): a lasting change below it is
 never an alarm, however well the channel was predicted in training."""
 
-LARGEST = 1e15
-"""Bound on scaled values without a ``clip``, so that no square overflows float32 and turns a score into NaN."""
+_BY_CLIENT = ("center", "scale", "operator", "readout", "variance", "threshold")
 
-
-class DetectorWarning(UserWarning):
-    """What the owner of a detector must know: clients left out, without a threshold, constant, or set aside."""
-
-
-class _Estimator(BaseEstimator):
-    """What both detectors share: calibration, alarms, files."""
-
-    method: str
-    left_out_: dict[str, str]
-    clients_: list[str]
-    columns_: list[str]
-    notes_: list[str]
-    settings_: dict[str, Any]
-    calibration_: pd.DataFrame
-    threshold: Kind
-    quantile: float
-    level: float
-    q: float
-    rate: float
-
-    def __sklearn_is_fitted__(self) -> bool:
-        return hasattr(self, "_arrays")
-
-    def _must_be_fitted(self) -> None:
-        if not self.__sklearn_is_fitted__():
-            raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit, or fedgeo.load a saved one")
-
-    @property
-    def threshold_(self) -> dict[str, float]:
-        """Thresholds by client, NaN for a client that has none."""
-        self._must_be_fitted()
-        return dict(zip(self.clients_, self._arrays["threshold"].tolist(), strict=True))
-
-    def decision_function(self, x: Any, client: str | None = None) -> Any:
-        """The same as ``score_samples``, by PyOD's name for it."""
-        return self.score_samples(x, client)
-
-    def score_samples(self, x: Any, client: str | None = None) -> Any:
-        """Scores, higher is more anomalous."""
-        raise NotImplementedError
-
-    def recalibrate(self, clients: Any, client: str | None = None) -> Self:
-        """Set thresholds anew from other normal data, by the present parameters ``threshold``, ``quantile``, ...
-
-        Args:
-            clients: normal data of some or all clients, by name; or of the one named.
-            client: whose data it is, if it is one stream or table alone.
-        """
-        self._must_be_fitted()
-        rule = self._rule()
-        given = {client: clients} if client is not None else named(clients, "recalibrate")
-        scores = {name: self._known_score(name, x) for name, x in given.items()}
-        self._recalibrate(scores, rule)
-        self.settings_ |= self._calibration_settings()
-        return self
-
-    def observed(self, clients: Mapping[str, Any], labels: Mapping[str, Any] | None = None) -> pd.DataFrame:
-        """What the thresholds do on new data.
-
-        Args:
-            clients: data by client.
-            labels: ``(T,)`` of 0 and 1 by client, if they are known.
-
-        Returns:
-            A frame by client: ``rows`` with a score, ``threshold``, ``alarm_rate`` (their share above it, NaN without
-            a threshold) and, with labels, ``precision``, ``recall`` and ``f1``.
-        """
-        scores = {name: np.asarray(self._known_score(name, x)) for name, x in named(clients, "observed").items()}
-        thresholds = {name: self.threshold_[name] for name in scores}
-        if labels is not None:
-            truth = {name: np.asarray(y) for name, y in named(labels, "labels").items()}
-            table = evaluation.per_client(scores, truth, thresholds)
-            table["rows"] -= table["unscored"]
-            return table[["rows", "threshold", "alarm_rate", "precision", "recall", "f1"]]
-        records = {}
-        for name, score in scores.items():
-            known, limit = score[~np.isnan(score)], thresholds[name]
-            rate = evaluation.alarms(known, limit).mean() if len(known) and not np.isnan(limit) else np.nan
-            records[name] = {"rows": len(known), "threshold": limit, "alarm_rate": float(rate)}
-        return pd.DataFrame.from_dict(records, orient="index").rename_axis("client")
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Save as one file without pickles, for :func:`load` and for ``fedgeo.deploy.runtime``; atomic.
-
-        Raises:
-            FileExistsError: there is something at the path that is no detector.
-        """
-        self._must_be_fitted()
-        calibration = self.calibration_.reset_index().replace({np.nan: None}).to_dict("records")
-        about = {
-            "method": self.method,
-            "columns": self.columns_,
-            "clients": self.clients_,
-            "settings": {name: _to_json(value) for name, value in self.settings_.items()},
-            "calibration": [{k: _to_json(v) for k, v in record.items()} for record in calibration],
-            "left_out": self.left_out_,
-            "notes": self.notes_,
-            "made_by": {
-                **{name: metadata.version(name) for name in ("fedgeo", "jax", "numpy")},
-                "python": platform.python_version(),
-                "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            },
-        }
-        return runtime.write(path, about, self._arrays)
-
-    @classmethod
-    def _load(cls, path: Any, about: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Self:
-        try:
-            settings = dict(about["settings"])
-            for name in ("clip",):
-                settings[name] = math.inf if settings[name] is None else settings[name]
-            own = cls()
-            own.set_params(**{k: v for k, v in settings.items() if k in own.get_params()})
-            own.settings_ = settings
-            own.clients_, own.columns_ = list(about["clients"]), list(about["columns"])
-            own.left_out_, own.notes_ = dict(about.get("left_out", {})), list(about.get("notes", []))
-            own._arrays = arrays
-            records = pd.DataFrame(about["calibration"], columns=["client", *_CALIBRATION]).set_index("client")
-            own.calibration_ = records.astype({"threshold": float, "rows": int, "alarm_rate": float})
-            shapes = own._shapes()
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"{path} is no whole {cls.__name__} detector ({type(error).__name__}: {error}); save it again"
-            ) from error
-        for name, shape in shapes.items():
-            if name not in arrays or arrays[name].shape != shape:
-                got = arrays[name].shape if name in arrays else "nothing"
-                raise ValueError(f"{path}, array {name}: got {got}, want shape {shape}; save it again")
-        return own
-
-    # What follows is for this module.
-
-    _arrays: dict[str, np.ndarray]
-
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
-        """What the arrays of a saved detector must be like."""
-        raise NotImplementedError
-
-    def _known_score(self, name: str, x: Any) -> np.ndarray:
-        """Scores of one client that must be there, as an array."""
-        raise NotImplementedError
-
-    def _rule(self) -> evaluation.Rule:
-        rule = evaluation.Rule(self.threshold, self.quantile, self.level, self.q, self.rate)
-        rule.check()
-        return rule
-
-    def _calibration_settings(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("threshold", "quantile", "level", "q", "rate")}
-
-    def _least(self, client: int) -> float:
-        """The smallest threshold that makes sense for a client."""
-        del client
-        return -math.inf
-
-    def _recalibrate(self, scores: Mapping[str, np.ndarray], rule: evaluation.Rule) -> None:
-        """Set the thresholds of these clients from scores of their normal rows."""
-        table = self.calibration_ if hasattr(self, "calibration_") else pd.DataFrame()
-        rows = {name: dict(row) for name, row in table.iterrows()}
-        for name, score in scores.items():
-            client = self.clients_.index(name)
-            found = evaluation.calibrated(score, rule, least=self._least(client))
-            self._arrays["threshold"][client] = found.threshold
-            rows[name] = {field: getattr(found, field) for field in _CALIBRATION}
-            if found.fallback:
-                self._tell(f"client {name}: the threshold is a plain quantile of its calibration scores: {found.fallback}")
-            if not found.rows:
-                self._tell(
-                    f"client {name} has no threshold, for want of calibration rows with a score, and raises no alarm; "
-                    "call recalibrate with more of its normal data",
-                    warn=True,
-                )
-        ordered = {name: rows[name] for name in self.clients_ if name in rows}
-        self.calibration_ = pd.DataFrame.from_dict(ordered, orient="index", columns=_CALIBRATION).rename_axis("client")
-
-    def _tell(self, text: str, *, warn: bool = False) -> None:
-        """Keep a note, and warn of it."""
-        self.notes_.append(text)
-        if warn:
-            _warn(text)
-
-    def _number(self, client: str) -> int:
-        if client not in self.clients_:
-            raise ValueError(
-                f"no client {client} in this detector; it has {listed(self.clients_)}. A new one joins with "
-                "join(name, normal_data)"
-            )
-        return self.clients_.index(client)
-
-
-_CALIBRATION = ["threshold", "rule", "rows", "alarm_rate"]
+_NOT_FINITE = "its detector is not finite: the scaled training values are too large; set a clip, such as 10"
 
 
 class _Stream(NamedTuple):
@@ -271,7 +56,7 @@ class _Stream(NamedTuple):
         )
 
 
-class FedKAD(_Estimator):
+class FedKAD(Estimator):
     """Federated low-rank Koopman anomaly detection for multivariate streams. arXiv 2607.08978.
 
     All clients share one subspace, learned by federated rounds; each keeps a scaler, an operator, variances and a
@@ -391,9 +176,10 @@ class FedKAD(_Estimator):
         """
         del y
         rule = self._check()
-        columns = policy.columns_of(clients := _clients(streams))
+        columns = policy.columns_of(clients := clients_of(streams))
         readings = {
-            name: policy.read(x, columns, f"client {name}", missing=self.missing) for name, x in clients.items()
+            name: policy.read(x, columns, f"client {name}", missing=self.missing)
+            for name, x in clients.items()
         }
         self._reset(columns, readings)
         parts = {name: self._stream(reading).cut(self.validation) for name, reading in readings.items()}
@@ -405,13 +191,14 @@ class FedKAD(_Estimator):
         lift = koopman.random_lift(
             jax.random.fold_in(key, 1), channels=len(columns), window=self.window, size=self.lift_size
         )
-        alg = self._algorithm(lift)
+        alg = self._algorithm()
         series = [_training_series(train[name], scalers[name], self.missing) for name in self.clients_]
         sums = moments.prepare(lift, _stack(series))
         cohort = max(round(self.participation * len(series)), 1)
         state, self.history_ = federation.fit(
-            alg, key, sums, rounds=self.rounds, sampler=federation.uniform(cohort), on_progress=self.progress
-        )
+            alg, key, sums, rounds=self.rounds, sampler=_uniform(cohort), state=_begin(alg, key, sums),
+            on_progress=self.progress,
+        )  # fmt: skip
         self._report_rounds()
         deployed = _deploy(alg, state.server, sums)
         self._arrays = {
@@ -451,7 +238,7 @@ class FedKAD(_Estimator):
         before, self.notes_ = self.notes_, []
         scaler = self._scaler(name, train)
         lift = koopman.Lift(jnp.asarray(self._arrays["lift_weight"]), jnp.asarray(self._arrays["lift_bias"]))
-        alg = self._algorithm(lift)
+        alg = self._algorithm()
         sums = moments.prepare(lift, _stack([_training_series(train, scaler, missing)]))
         deployed = _deploy(alg, jnp.asarray(self._arrays["basis"]), sums)
         if not bool(trees.all_finite(deployed, batch_axes=1)[0]):
@@ -516,15 +303,15 @@ class FedKAD(_Estimator):
             raise ValueError(f"validation={self.validation}; want a share of each stream in [0, 1)")
         if not self.clip > 0:
             raise ValueError(f"clip={self.clip}; want a positive bound, or infinity for none")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed={self.seed!r}; want a whole number of at least 0 and below 2**32")
+        check_seed(self.seed)
         return rule
 
-    def _algorithm(self, lift: koopman.Lift) -> FedAlgorithm:
-        names = ("rank", "rho", "step_size", "inner_steps", "ridge", "projection", "start", "spectral_cap")
-        names = (*names, "horizon", "smoothing", "residual")
-        settings = self.settings_
-        return fedkad(lift, scale=settings["score_scale"], **{name: settings[name] for name in names})
+    def _algorithm(self) -> FedAlgorithm:
+        names = (
+            "window", "lift_size", "rank", "rho", "step_size", "inner_steps", "ridge", "projection", "start",
+            "spectral_cap", "horizon", "smoothing", "residual", "score_scale",
+        )  # fmt: skip
+        return _algorithm(len(self.columns_), **{name: self.settings_[name] for name in names})
 
     def _reset(self, columns: Sequence[str], readings: Mapping[str, policy.Reading]) -> None:
         self.columns_, self.clients_ = list(columns), list(readings)
@@ -549,7 +336,9 @@ class FedKAD(_Estimator):
                     "window reaches over a gap"
                 )
             if gone := int(np.isnan(reading.values).sum()):
-                self._tell(f"client {name}: {gone} missing values in training, filled with the last one before them")
+                self._tell(
+                    f"client {name}: {gone} missing values in training, filled with the last one before them"
+                )
 
     def _stream(self, reading: policy.Reading) -> _Stream:
         starts = policy.run_starts(reading.index, len(reading.values), self.settings_["interval"])
@@ -573,7 +362,8 @@ class FedKAD(_Estimator):
                 self._leave_out(name, reason)
         if not self.clients_:
             raise ValueError(
-                "no client is long enough: " + "; ".join(f"client {n}: {why}" for n, why in self.left_out_.items())
+                "no client is long enough: "
+                + "; ".join(f"client {n}: {why}" for n, why in self.left_out_.items())
             )
 
     def _leave_out(self, name: str, reason: str) -> None:
@@ -632,7 +422,9 @@ class FedKAD(_Estimator):
         arrays = self._arrays
         lift = koopman.Lift(jnp.asarray(arrays["lift_weight"]), jnp.asarray(arrays["lift_bias"]))
         readout, variance = (
-            jnp.asarray(_widened(arrays[part][client], lift.wide, lift.dimension, fill)) if part in arrays else None
+            jnp.asarray(_widened(arrays[part][client], lift.wide, lift.dimension, fill))
+            if part in arrays
+            else None
             for part, fill in (("readout", 0), ("variance", 1))
         )
         operator = jnp.asarray(arrays["operator"][client])
@@ -655,7 +447,7 @@ class FedKAD(_Estimator):
         z = (stream.values - self._arrays["center"][client]) / self._arrays["scale"][client]
         bound = min(settings["clip"], LARGEST)
         warm_up = settings["window"] - 1 + settings["horizon"]
-        x = np.zeros((warm_up + _padded(rows - warm_up), channels), np.float32)
+        x = np.zeros((warm_up + padded(rows - warm_up), channels), np.float32)
         x[:rows] = np.clip(policy.fill_forward(z), -bound, bound)
         found = _contributions(
             self._detector(client), x, horizon=settings["horizon"], residual=settings["residual"],
@@ -673,7 +465,9 @@ class FedKAD(_Estimator):
 
     def _smooth(self, values: np.ndarray, stream: _Stream) -> np.ndarray:
         runs = _runs_of(values, stream.starts)
-        return np.concatenate([evaluation.moving_mean(run, self.settings_["smoothing"]) for run in runs] or [values])
+        return np.concatenate(
+            [evaluation.moving_mean(run, self.settings_["smoothing"]) for run in runs] or [values]
+        )
 
     def _score(self, name: str, stream: _Stream) -> np.ndarray:
         return self._smooth(self._parts(name, stream).sum(axis=1), stream)
@@ -683,7 +477,7 @@ class FedKAD(_Estimator):
         stream = self._stream(reading)
         if len(stream.starts) > 1:
             assert reading.index is not None
-            _warn(
+            warn_user(
                 f"client {name}: {len(stream.starts) - 1} gaps in time, the first before "
                 f"{reading.index[stream.starts[1]]}; scores begin anew behind a gap"
             )
@@ -696,17 +490,19 @@ class FedKAD(_Estimator):
     def _score_like(self, name: str, x: Any) -> Any:
         stream, index = self._read(name, x)
         if name in self.left_out_:
-            _warn(f"client {name} was left out of the fit, so its scores are NaN: {self.left_out_[name]}")
-            return _like(np.full(len(stream.values), np.nan), index, "score")
-        return _like(self._score(name, stream), index, "score")
+            warn_user(f"client {name} was left out of the fit, so its scores are NaN: {self.left_out_[name]}")
+            return like(np.full(len(stream.values), np.nan), index, "score")
+        return like(self._score(name, stream), index, "score")
 
     def _alarms_like(self, name: str, x: Any) -> Any:
         score = self._score_like(name, x)
         threshold = self.threshold_.get(name, math.nan)
         if np.isnan(threshold):
-            _warn(f"client {name} has no threshold and so no alarm; call recalibrate with its normal data")
+            warn_user(
+                f"client {name} has no threshold and so no alarm; call recalibrate with its normal data"
+            )
         alarms = evaluation.alarms(np.asarray(score), threshold).astype(np.int64)
-        return _like(alarms, score.index if isinstance(score, pd.Series) else None, "alarm")
+        return like(alarms, score.index if isinstance(score, pd.Series) else None, "alarm")
 
     def _contributions_like(self, name: str, x: Any) -> Any:
         self._number(name)
@@ -720,11 +516,11 @@ class FedKAD(_Estimator):
     def _each(self, x: Any, client: str | None, function: Callable[[str, Any], Any]) -> Any:
         """Apply a function of a client's name and stream to one stream, a dict or a list."""
         self._must_be_fitted()
+        if isinstance(x, data.Streams):
+            raise ValueError("pass the streams themselves, such as streams.test")
         many = isinstance(x, Mapping) or _is_list(x)
         if many and client is not None:
             raise ValueError(f"client={client!r} goes with one stream, but several were given")
-        if isinstance(x, data.Streams):
-            raise ValueError("pass the streams themselves, such as streams.test")
         if isinstance(x, Mapping):
             for name in x:
                 self._known(str(name))
@@ -762,39 +558,10 @@ class FedKAD(_Estimator):
         }
 
 
-_BY_CLIENT = ("center", "scale", "operator", "readout", "variance", "threshold")
-
-_NOT_FINITE = "its detector is not finite: the scaled training values are too large; set a clip, such as 10"
-
-
-def load(path: str | os.PathLike[str]) -> "FedKAD":
-    """The estimator that was saved: ready to score, join and recalibrate; its scores are the same.
-
-    Raises:
-        FileNotFoundError: no file there.
-        ValueError: no detector, another version of the format, or a damaged file.
-    """
-    about, arrays = runtime.read(path)
-    kinds: dict[str, Any] = {"fedkad": FedKAD}
-    if about.get("method") not in kinds:
-        raise ValueError(f"{path} holds a detector {about.get('method')!r}; want one of {', '.join(kinds)}")
-    return kinds[about["method"]]._load(path, about, arrays)
-
-
-def _clients(given: Any) -> dict[str, Any]:
-    if isinstance(given, data.Streams):
-        raise ValueError("pass the streams themselves, such as streams.train")
-    return named(given, "the training data")
-
-
 def _is_list(x: Any) -> bool:
     if isinstance(x, np.ndarray):
         return x.ndim == 3
     return isinstance(x, list | tuple) and len(x) > 0 and np.ndim(x[0]) == 2
-
-
-def _like(values: np.ndarray, index: pd.Index | None, name: str) -> Any:
-    return values if index is None else pd.Series(values, index=index, name=name)
 
 
 def _runs_of(values: np.ndarray, starts: np.ndarray) -> list[np.ndarray]:
@@ -829,23 +596,38 @@ def _stack(series: Sequence[tuple[np.ndarray, np.ndarray]]) -> Series:
     return Series(jnp.asarray(stacked.x), jnp.asarray(stacked.mask))
 
 
+@functools.lru_cache(maxsize=16)
+def _algorithm(
+    channels: int, window: int, lift_size: int, score_scale: koopman.Scale, **settings: Any
+) -> FedAlgorithm:
+    """One value for equal settings, so that their programs are compiled once.
+
+    Its lift is not the detector's: training looks at moments alone, and needs the lift for its size only.
+    """
+    lift = koopman.random_lift(jax.random.key(0), channels, window=window, size=lift_size)
+    return fedkad(lift, scale=score_scale, **settings)
+
+
+_uniform = functools.lru_cache(maxsize=16)(federation.uniform)
+_begin = jax.jit(federation.init, static_argnames="alg")
+
+
+@functools.partial(jax.jit, static_argnames="alg")
 def _deploy(alg: FedAlgorithm, server: jax.Array, sums: moments.Moments) -> koopman.Detector:
-    """Detectors of all clients, leaves ``(K, ...)``, one client at a time; FedKAD's need nothing of a client's state."""
-    return jax.jit(lambda server, sums: jax.lax.map(lambda one: alg.deploy(server, None, one), sums))(server, sums)
+    """Detectors of all clients, leaves ``(K, ...)``, one client at a time; no client's state is needed."""
+    return jax.lax.map(lambda one: alg.deploy(server, None, one), sums)
 
 
 @functools.partial(jax.jit, static_argnames=("horizon", "residual", "scale"))
 def _contributions(
-    detector: koopman.Detector, x: jax.Array, *, horizon: int, residual: koopman.Residual, scale: koopman.Scale
+    detector: koopman.Detector,
+    x: jax.Array,
+    *,
+    horizon: int,
+    residual: koopman.Residual,
+    scale: koopman.Scale,
 ) -> jax.Array:
     return koopman.contributions(detector, x, horizon=horizon, residual=residual, scale=scale, chunk=CHUNK)
-
-
-def _padded(rows: int) -> int:
-    """The least of ``CHUNK`` times 1, 2, 3, 4, 6, 8, 12, 16, ... that holds so many rows."""
-    blocks = max(-(-rows // CHUNK), 1)
-    power = 1 << (blocks - 1).bit_length()
-    return CHUNK * (power * 3 // 4 if power >= 4 and blocks <= power * 3 // 4 else power)
 
 
 def _widened(part: np.ndarray, wide: int, size: int, fill: float) -> np.ndarray:
@@ -855,17 +637,3 @@ def _widened(part: np.ndarray, wide: int, size: int, fill: float) -> np.ndarray:
     whole = np.full((size, *part.shape[1:]), fill, part.dtype)
     whole[wide - len(part) : wide] = part
     return whole
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _warn(text: str) -> None:
-    """Warn at the line that called into this module, which is the user's."""
-    level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(text, DetectorWarning, stacklevel=level)
