@@ -36,6 +36,12 @@ ALLOWED = {
     | {"jax", "optax"}
     | {f"fedgeo.{n}" for n in ("protocol", "trees", "data", "models", "algorithms", "federation")}
     | {f"fedgeo.{n}" for n in ("evaluation", "baselines", "runs")},
+    "fedgeo.estimators": NUMERIC
+    | {"jax", "optax", "manifolds", "fedgeo.deploy.runtime"}
+    | {
+        f"fedgeo.{n}"
+        for n in ("protocol", "trees", "data", "models", "algorithms", "federation", "evaluation")
+    },
     "fedgeo.report": NUMERIC
     | {"jax", "matplotlib", "scikit_posthocs", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
     "fedgeo.deploy": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},

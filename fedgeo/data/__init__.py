@@ -1,5 +1,6 @@
 """Data on the host: data sets, partitions over clients, scalers, and stacking with masks."""
 
+from fedgeo.data import policy as policy
 from fedgeo.data.csv_files import read_csv as read_csv
 from fedgeo.data.downloads import download as download
 from fedgeo.data.downloads import downloadable as downloadable

@@ -46,7 +46,7 @@ def write(path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mappin
     path = Path(path)
     if path.exists() and not (path.is_file() and _is_detector(path)):
         raise FileExistsError(f"{path} is there and is no detector; choose another name")
-    kept = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}  # keeps 0-d arrays
     facts = {name: {"shape": a.shape, "dtype": a.dtype.str, "sha256": _sha256(a)} for name, a in kept.items()}
     text = json.dumps(
         {"format": FORMAT, "version": VERSION, **about, "arrays": facts}, indent=2, allow_nan=False
