@@ -47,7 +47,7 @@ ALLOWED = {
     "fedgeo.deploy": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.flower": {"jax", "numpy", "flwr", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.runtime": {"numpy"},
-    "fedgeo.cli": {"pandas", "tyro", "rich", "fedgeo"},
+    "fedgeo.cli": {"numpy", "pandas", "tyro", "rich", "fedgeo"},
     "fedgeo": {"fedgeo"},
 }
 

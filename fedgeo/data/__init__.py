@@ -11,6 +11,7 @@ from fedgeo.data.partitions import natural as natural
 from fedgeo.data.partitions import partition_table as partition_table
 from fedgeo.data.plants import fault_schedule as fault_schedule
 from fedgeo.data.plants import plants as plants
+from fedgeo.data.policy import Missing as Missing
 from fedgeo.data.scaling import Moments as Moments
 from fedgeo.data.scaling import Scaler as Scaler
 from fedgeo.data.scaling import constant_channels as constant_channels
