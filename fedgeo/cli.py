@@ -226,7 +226,7 @@ class Score:
         stream = detector if isinstance(detector, deploy.StreamDetector) else None
         missing = "error" if detector.settings["missing"] == "error" else "ffill"
         values, index = data.policy.read(
-            frame, detector.columns, str(self.rows), missing=missing, ordered=stream
+            frame, detector.columns, str(self.rows), missing=missing, ordered=stream is not None
         )
         times = index.to_numpy() if isinstance(index, pd.DatetimeIndex) else None
         scores = detector.score(values, client, times)
