@@ -149,6 +149,25 @@ def test_blocks_and_progress_change_no_result(name, alg):
     chex.assert_trees_all_equal(resumed, want)
 
 
+def test_a_merged_upload_stands_for_those_it_is_made_of(name, alg):
+    if alg.merge is None:
+        pytest.skip("this server must see every upload")
+    data, key = make_data(name), jax.random.key(0)
+    state = federation.init(alg, key, data)
+    done = [
+        alg.update(key, state.server, client_of(state.clients, k), client_of(data, k))[1] for k in (0, 1, 3)
+    ]
+    uploads = jax.tree.map(lambda *leaves: jnp.stack(leaves), *done)
+    weights = jnp.asarray([2.0, 0.0, 5.0])
+    two = jax.tree.map(lambda leaf: leaf[:2], uploads)
+    merged = jax.tree.map(lambda a, b: jnp.stack([a, b[2]]), alg.merge(two, weights[:2]), uploads)
+    want = alg.aggregate(state.server, uploads, weights, Cohort(jnp.asarray([0, 1, 3]), weights > 0))
+    got = alg.aggregate(
+        state.server, merged, jnp.asarray([2.0, 5.0]), Cohort(jnp.arange(2), jnp.ones(2, bool))
+    )
+    assert_same(got, want, 2e-6)
+
+
 def test_padding_is_invisible(name, alg):
     key = jax.random.key(0)
     want, _ = federation.fit(alg, key, make_data(name), rounds=2)

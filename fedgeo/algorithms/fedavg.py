@@ -91,4 +91,5 @@ def fedavg(
     def score(detector: FedAvgServer, x: jax.Array) -> jax.Array:
         return examples.score(partial(model.score, detector.params, detector.anchor), x)
 
-    return FedAlgorithm(init, update, local.example_count(examples), aggregate, sync, deploy, score)
+    merge = trees.mean if mean is trees.mean else None
+    return FedAlgorithm(init, update, local.example_count(examples), aggregate, sync, deploy, score, merge)
