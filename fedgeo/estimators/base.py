@@ -30,6 +30,8 @@ CHUNK = 1024
 LARGEST = 1e15
 """Bound on scaled values without a ``clip``, so that no square overflows float32 and turns a score into NaN."""
 
+_HERE = os.path.dirname(__file__) + os.sep
+
 _CALIBRATION = ["threshold", "rule", "rows", "alarm_rate"]
 
 
@@ -265,8 +267,8 @@ def _to_json(value: Any) -> Any:
 
 
 def warn_user(text: str) -> None:
-    """Warn at the line that called into this module, which is the user's."""
+    """Warn at the line that called into this package, which is the user's."""
     level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, DetectorWarning, stacklevel=level)

@@ -590,7 +590,8 @@ def _training_series(stream: _Stream, scaler: data.Scaler, missing: str) -> tupl
 
 
 def _stack(series: Sequence[tuple[np.ndarray, np.ndarray]]) -> Series:
-    stacked = data.stack_series([z for z, _ in series])
+    longest = max(len(known) for _, known in series)
+    stacked = data.stack_series([z for z, _ in series], length=padded(longest))
     for k, (_, known) in enumerate(series):
         stacked.mask[k, : len(known)] = known
     return Series(jnp.asarray(stacked.x), jnp.asarray(stacked.mask))

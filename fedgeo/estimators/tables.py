@@ -152,9 +152,8 @@ class GeodesicSVDD(Estimator):
         parts = {name: self._cut(name, x) for name, x in rows.items()}
         self._fit_scaler([train for train, _ in parts.values()])
 
-        stacked = Rows(
-            *map(jnp.asarray, data.stack_rows([self._scaled(train) for train, _ in parts.values()]))
-        )
+        scaled = [self._scaled(train) for train, _ in parts.values()]
+        stacked = Rows(*map(jnp.asarray, data.stack_rows(scaled, length=padded(max(map(len, scaled))))))
         key, rounds = jax.random.key(self.seed), self.rounds if self.protocol == "iterative" else 1
         cohort = max(round(self.participation * len(rows)), 1)
         sampler = _uniform(cohort) if self.protocol == "iterative" else federation.everyone
