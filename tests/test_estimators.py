@@ -298,6 +298,12 @@ def test_a_gap_starts_the_window_anew(model):
     assert np.isnan(scores[100 : 100 + WARM_UP]).all()
 
 
+def test_rows_at_another_pace_are_named(model):
+    hourly = frame(4, 60).set_axis(pd.date_range("2024-01-01", periods=60, freq="h"))
+    with pytest.warns(fg.DetectorWarning, match=r"59 gaps.*usually 3600 s apart here, 60 s in training"):
+        assert model.score_samples(hourly, "a").isna().all()
+
+
 def test_no_training_window_reaches_over_a_gap():
     """A stream with a gap has the moments of its two parts, which arrays cannot say and masks can."""
     gapped = frame(0).drop(frame(0).index[150:170])
@@ -361,6 +367,8 @@ def test_a_short_client_is_left_out_and_named():
         scores = found.score_samples({"a": stream(2, 60), "short": stream(3, 40)})
     assert np.isnan(scores["short"]).all()
     assert scores["short"].shape == (40,)
+    with pytest.raises(ValueError, match="client short was left out of the fit: its longest run"):
+        found.observed({"short": stream(3, 40)})
     with (
         pytest.warns(fg.DetectorWarning, match="client x is left out"),
         pytest.raises(ValueError, match="no client is long enough: client x"),
@@ -643,6 +651,19 @@ def test_a_warning_stands_at_the_users_line():
     assert all(w.filename == __file__ for w in caught)
 
 
+def test_notebooks_can_show_them(model, svdd):
+    for shown in (model, svdd, fg.FedKAD()):
+        assert type(shown).__name__ in shown._repr_html_()
+
+
+def test_a_fit_that_fails_leaves_nothing_half_done(tables):
+    found = fg.GeodesicSVDD(**ENCODER).fit(tables)
+    with pytest.raises(ValueError, match="missing"):
+        found.fit({"x": tables["x"], "w": np.full((5, 4), np.nan)})
+    with pytest.raises(NotFittedError):
+        found.score_samples(tables["x"])
+
+
 def test_lengths_are_padded_to_few_sizes():
     sizes = {base.padded(rows) for rows in range(0, 100_000, 7)}
     assert all(base.padded(rows) >= rows for rows in range(0, 100_000, 7))
@@ -788,6 +809,17 @@ def test_a_random_score_is_not_called_good():
     assert found.table.loc["scores", "f1_pa1"] > 0.4  # which is why the headline does not speak of it
     assert found.table.loc["scores", "alarm_rate"] == pytest.approx(0.02)
     assert "random" in str(found)
+
+
+@pytest.mark.slow
+def test_a_random_score_on_real_labels(data_root):
+    labels = fg.data.smd(data_root).labels
+    rng = np.random.default_rng(3)
+    found = fg.evaluate({name: rng.random(len(y)) for name, y in labels.items()}, labels)
+    scores = found.table.loc["scores"]
+    assert 0.58 < scores["f1_pa1"] < 0.72
+    assert abs(scores["auroc"] - 0.5) < 0.02
+    assert "cannot be told apart from random" in found.headline
 
 
 def test_good_scores_are_called_ahead():

@@ -140,8 +140,8 @@ class GeodesicSVDD(Estimator):
         del y
         rule = self._check()
         columns = policy.columns_of(clients := clients_of(tables))
-        self.columns_, self.clients_, self.left_out_, self.notes_ = list(columns), list(clients), {}, []
-        self.settings_ = {k: v for k, v in self.get_params().items() if k != "progress"}
+        self._begin_anew(columns, clients)
+        self.settings_["encoder"] = "spherical"  # for whoever reads the file
         rows = {name: self._read(x, f"client {name}")[0] for name, x in clients.items()}
         for name, x in rows.items():
             if not len(x):
