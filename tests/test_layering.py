@@ -38,10 +38,8 @@ ALLOWED = {
     | {f"fedgeo.{n}" for n in ("evaluation", "baselines", "runs")},
     "fedgeo.estimators": NUMERIC
     | {"jax", "optax", "manifolds", "fedgeo.deploy.runtime"}
-    | {
-        f"fedgeo.{n}"
-        for n in ("protocol", "trees", "data", "models", "algorithms", "federation", "evaluation")
-    },
+    | {f"fedgeo.{n}" for n in ("protocol", "trees", "data", "models", "algorithms", "federation")}
+    | {f"fedgeo.{n}" for n in ("evaluation", "estimators")},
     "fedgeo.report": NUMERIC
     | {"jax", "matplotlib", "scikit_posthocs", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
     "fedgeo.deploy": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
