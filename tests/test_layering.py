@@ -39,6 +39,14 @@ ALLOWED = {
     "fedgeo.deploy": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.flower": {"jax", "numpy", "flwr", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.runtime": {"numpy"},
+    "fedgeo.deploy.export": {
+        "jax",
+        "numpy",
+        "onnx",
+        "fedgeo.algorithms",
+        "fedgeo.models",
+        "fedgeo.deploy.runtime",
+    },
     "fedgeo.cli": {"pandas", "tyro", "rich", "fedgeo"},
     "fedgeo": {"fedgeo"},
 }

@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fedgeo import federation
 from fedgeo.algorithms import comparators, fedkad, koopman, moments, online
 from fedgeo.algorithms.one_shot import one_shot
 from fedgeo.deploy import runtime
 from fedgeo.models.encoder import geodesic_svdd
 from fedgeo.protocol import Rows, Series
-from fedgeo import federation
 
 CLIP = 10.0
 
@@ -61,16 +61,19 @@ class Made:
         x = jnp.stack([scaled(train[k], self.center[k], self.scale[k]) for k in range(count)])
         sums = moments.prepare(self.lift, Series(x, jnp.ones(x.shape[:2], bool)))
         alg = fedkad.fedkad(self.lift, rank=rank, residual=residual, scale=scale)
-        server = comparators.pooled_subspace(sums, rank)
+        server = comparators.pooled_subspace(comparators.pool(sums), rank)
         self.detectors = [
-            jax.jit(alg.deploy)(server, None, jax.tree.map(lambda leaf, k=k: leaf[k], sums)) for k in range(count)
+            jax.jit(alg.deploy)(server, None, jax.tree.map(lambda leaf, k=k: leaf[k], sums))
+            for k in range(count)
         ]
         self.names = dict(residual=residual, scale=scale)
         self.horizon, self.smoothing, self.window, self.channels = horizon, smoothing, window, channels
         self.clients = clients or [f"machine {k}" for k in range(count)]
         self.columns = columns or [f"sensor {c}" for c in range(channels)]
 
-        entries = slice(window * channels - channels, window * channels) if residual == "newest" else slice(None)
+        entries = (
+            slice(window * channels - channels, window * channels) if residual == "newest" else slice(None)
+        )
         arrays = {
             "center": self.center,
             "scale": self.scale,
@@ -137,7 +140,9 @@ class Made:
 class MadeRows:
     """A Geodesic-SVDD detector file of M experts that differ, and its parts."""
 
-    def __init__(self, path, *, features=6, experts=3, blocks=2, width=16, latent=8, epochs=3, missing="error"):
+    def __init__(
+        self, path, *, features=6, experts=3, blocks=2, width=16, latent=8, epochs=3, missing="error"
+    ):
         rng = np.random.default_rng(1)
         train = rng.standard_normal((experts, 60, features)) * rng.uniform(0.5, 30, features) + 100
         self.center, self.scale = train.mean(axis=(0, 1)), train.std(axis=(0, 1))
