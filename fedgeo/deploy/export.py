@@ -1,8 +1,8 @@
 """A saved detector for another machine: NumPy alone, ONNX, or a compiled program of ``jax.export``.
 
-ONNX and ``jax.export`` hold one client's detector. In a call both score one stream without gaps, and take complete rows:
-a missing value makes the scores of all rows whose window holds it NaN, never 0. What fills values, sees gaps and goes
-row by row is :mod:`fedgeo.deploy.runtime`.
+ONNX and ``jax.export`` hold one client's detector. In a call both score one stream without gaps, and take complete
+rows: a missing value makes the scores of all rows whose window holds it NaN, never 0. What fills values, sees gaps and
+goes row by row is :mod:`fedgeo.deploy.runtime`.
 
 ONNX needs the extra ``fedgeo[onnx]``. Its graphs are written out here, node by node, for they are small; what converts
 JAX programs brings a score of packages and its own bounds on JAX's version.
