@@ -136,6 +136,7 @@ def to_stablehlo(
     _check_target(path, file)
     _, arrays = runtime.read(path)
     detector = runtime.load(path)
+    threshold = detector.threshold(client)
     if isinstance(detector, runtime.StreamDetector):
         score = _stream_program(arrays, detector, client)
     else:
@@ -151,7 +152,7 @@ def to_stablehlo(
             "program": np.frombuffer(exported.serialize(), np.uint8),
             "center": center,
             "scale": scale,
-            "threshold": np.asarray(detector.threshold(client)),
+            "threshold": np.asarray(threshold),
         },
         form=PROGRAM,
     )

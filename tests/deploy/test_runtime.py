@@ -274,7 +274,7 @@ def test_a_hundred_thousand_rows_keep_a_state_of_one_size(newest, tmp_path):
 
 def test_experts_score_as_in_jax(rows, tmp_path):
     detector = runtime.load(rows.path)
-    x = rows.train.reshape(-1, 6)[:100] * 1.3
+    x = rows.train.reshape(-1, 6)[:100]
     scores = detector.score(x)
     close(scores, rows.score(x))
     np.testing.assert_array_equal(detector.score(pd.DataFrame(x, columns=rows.columns), "bank 1"), scores)
@@ -355,12 +355,15 @@ def test_a_truncated_file_is_refused(made, part):
 
 
 def test_a_flipped_byte_is_refused(made):
-    content = bytearray(made.path.read_bytes())
-    for place in range(200, len(content) - 400, len(content) // 7):
-        changed = content.copy()
+    content = made.path.read_bytes()
+    with zipfile.ZipFile(made.path) as archive:
+        middles = [m.header_offset + 30 + len(m.filename) + m.compress_size // 2 for m in archive.infolist()]
+    assert len(middles) == len(made.arrays) + 1
+    for place in middles:
+        changed = bytearray(content)
         changed[place] ^= 0xFF
         made.path.write_bytes(changed)
-        with pytest.raises(ValueError, match=r"damaged|changed|no readable"):
+        with pytest.raises(ValueError, match="damaged"):
             runtime.load(made.path)
 
 
