@@ -45,6 +45,14 @@ ALLOWED = {
     "fedgeo.deploy": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.flower": {"jax", "numpy", "flwr", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.runtime": {"numpy"},
+    "fedgeo.deploy.export": {
+        "jax",
+        "numpy",
+        "onnx",
+        "fedgeo.algorithms",
+        "fedgeo.models",
+        "fedgeo.deploy.runtime",
+    },
     "fedgeo.cli": {"numpy", "pandas", "tyro", "rich", "fedgeo"},
     "fedgeo": {"fedgeo"},
 }
