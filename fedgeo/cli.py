@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedgeo import data, report, runs
+from fedgeo import data, page, report, runs
 
 console = Console(highlight=False)
 
@@ -133,7 +133,26 @@ class Run:
         self.method.run()
 
 
-Command = Annotated[Demo, tyro.conf.subcommand("demo")] | Annotated[Run, tyro.conf.subcommand("run")]
+@dataclass(frozen=True)
+class Report:
+    """One self-contained HTML page from a folder of results: tables, pictures, and what may be concluded."""
+
+    folder: tyro.conf.Positional[Path]
+    """what run or demo wrote; results in folders below it come on the same page"""
+    out: Path | None = None
+    """the page; report.html in the folder by default"""
+
+    def run(self) -> None:
+        """Write the page and say where it is."""
+        path = page.write(self.folder, self.out)
+        console.print(f"Page: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+Command = (
+    Annotated[Demo, tyro.conf.subcommand("demo")]
+    | Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+)
 
 
 @contextmanager

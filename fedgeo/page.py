@@ -7,7 +7,6 @@ being read as mathematics. The page's own policy forbids scripts and every reque
 import io
 import os
 import re
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
@@ -21,7 +20,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.text import Text
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from fedgeo import evaluation, report
 from fedgeo.runs import Result, StreamExample
@@ -45,10 +45,15 @@ HEADLINES = ("FedKAD, recommended", "Geodesic (OS)")
 COLUMNS_DRAWN = 800
 """Steps of time in a picture: of what lies between, the lowest and the highest value are drawn."""
 
+PARTS_DRAWN = 2
+"""Thresholds that fill a channel's axis: what a channel adds to the score beyond that is cut off."""
+
+NAME_LENGTH = 22
 ALARMS_LISTED = 12
 FEWEST_PAIRS = 5
 """Clients or classes below which a test of differences is not worth naming."""
 
+LINES_DRAWN = 5
 LEVEL = 0.05
 
 
@@ -128,7 +133,7 @@ def _section(saved: report.Saved, name: str) -> dict[str, Any]:
     result, made_by = saved
     shown, seconds = report.shown(result), report.shown_seconds(result)
     kinds = [kind(method, result) for method in shown.index]
-    shown.insert(0, "kind", kinds)
+    shown["kind"] = kinds
     plural = "clients" if result.unit == "client" else "classes"
     settings = result.settings
     sizes = [
@@ -149,6 +154,7 @@ def _section(saved: report.Saved, name: str) -> dict[str, Any]:
         "stream": None if result.stream is None else _stream(result.stream, name),
         "ranking": _ranking(result, name),
         "convergence": _convergence(result, name),
+        "once": _once(result),
         "traffic": _traffic(result),
         "cost": _rows(seconds, "Wall time: compiling in all, running a seed")
         | {"figure": _cost(result.seconds, name)},
@@ -245,8 +251,8 @@ def conclusions(result: Result) -> list[str]:
 
 
 def _points(table: pd.DataFrame, method: str, metric: str) -> str:
-    value = table.loc[method, metric]
-    return "undefined" if pd.isna(value) else f"{value:.1f} %"
+    value = float(table[metric][method])
+    return "undefined" if np.isnan(value) else f"{value:.1f} %"
 
 
 def _against(by_unit: pd.DataFrame, ours: str, theirs: str, plural: str) -> str:
@@ -255,7 +261,7 @@ def _against(by_unit: pd.DataFrame, ours: str, theirs: str, plural: str) -> str:
         return f"not comparable, no {plural} have an average precision in both rows."
     difference = pairs[ours] - pairs[theirs]
     better = int((difference > 0).sum())
-    found = evaluation.paired(pairs[ours], pairs[theirs])
+    found = evaluation.paired(pairs[ours].to_numpy(), pairs[theirs].to_numpy())
     start = f"{found.margin:+.1f} points of average precision, better for {better} of {len(pairs)} {plural}"
     if len(pairs) < FEWEST_PAIRS:
         return f"{start}; too few {plural} for a test, so this run decides nothing."
@@ -313,9 +319,28 @@ def _tidy(axis: Axes, *, grid: str = "both") -> None:
         label.set_fontsize(9)
 
 
+def _logarithmic(axis: Axes, values: np.ndarray) -> None:
+    """A logarithmic axis upwards where all values are positive, with plain numbers at its ticks."""
+    if not (values[np.isfinite(values)] > 0).all():
+        return
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter("{x:g}")
+    axis.yaxis.set_minor_formatter("{x:g}" if np.nanmax(values) < 10 * np.nanmin(values) else NullFormatter())
+
+
+def _legend(figure: Figure, axis: Axes) -> None:
+    """Below the picture, where it hides nothing."""
+    handles, labels = axis.get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=2, fontsize=8.5, frameon=False, labelcolor=LIGHT["ink"]
+    )  # fmt: skip
+
+
 def _svg(figure: Figure, name: str, alt: str) -> Markup:
     """A figure as inline SVG: text stays text, colours follow the page, names are unique on the page."""
     text = io.StringIO()
+    for part in figure.findobj(Text):
+        part.set_parse_math(False)  # type: ignore[attr-defined]
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}):
         figure.savefig(
             text,
@@ -329,14 +354,21 @@ def _svg(figure: Figure, name: str, alt: str) -> Markup:
         r"<metadata>.*?</metadata>|<defs>\s*<style.*?</style>\s*</defs>|<!--.*?-->", "", svg, flags=re.DOTALL
     )
     svg = re.sub(r' (?:width|height)="[\d.]+pt"', "", svg, count=2)
-    svg = re.sub(r'\bid="', f'id="{name}-', svg)
-    svg = re.sub(r'(url\(|href=")#', rf"\1#{name}-", svg)
-    svg = re.sub(r"(font: [^;\"]*?)'[^;\"]*", r"\1system-ui, sans-serif", svg)
-    svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"\d+\.\d+", _tenth, path[0]), svg)
-    for part, colour in LIGHT.items():
-        svg = svg.replace(colour, f"var(--{part})")
+    # What stands between tags is users' text.
+    svg = re.sub(r"<[^>]*>", lambda tag: _inline(tag[0], name), svg)
     label = Markup.escape(" ".join(alt.split()))
     return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip())
+
+
+def _inline(tag: str, name: str) -> str:
+    """A tag of an SVG file as it can stand in a page among others."""
+    tag = re.sub(r'\bid="', f'id="{name}-', tag)
+    tag = re.sub(r'(url\(|href=")#', rf"\1#{name}-", tag)
+    tag = re.sub(r"'DejaVu Sans'[^;\"]*", "system-ui, sans-serif", tag)
+    tag = re.sub(r' d="[^"]*"', lambda path: re.sub(r"\d+\.\d+", _tenth, path[0]), tag)
+    for part, colour in LIGHT.items():
+        tag = tag.replace(colour, f"var(--{part})")
+    return tag
 
 
 def _tenth(number: re.Match[str]) -> str:
@@ -365,6 +397,10 @@ def _stream(stream: StreamExample, name: str) -> dict[str, Any]:
     return {"figure": _draw_stream(stream, name), "columns": columns, "alarms": rows, "caption": caption}
 
 
+def _short(name: str) -> str:
+    return name if len(name) <= NAME_LENGTH else name[: NAME_LENGTH - 1] + "…"
+
+
 def _draw_stream(stream: StreamExample, name: str) -> Picture:
     true = evaluation.spans(stream.labels)
     found = evaluation.spans(evaluation.alarms(stream.scores, stream.threshold))
@@ -373,23 +409,24 @@ def _draw_stream(stream: StreamExample, name: str) -> Picture:
     figure = _figure(10, 0.75 * shown + 3)
     axes = figure.subplots(shown + 2, 1, sharex=True, height_ratios=[1] * shown + [2.4, 0.7])
     step = max(len(stream.scores) // COLUMNS_DRAWN, 1)
-    most = np.nanmax(stream.parts) if np.isfinite(stream.parts).any() else 1.0
+    most = PARTS_DRAWN * stream.threshold if stream.threshold > 0 else 1.0
     for c, axis in enumerate(axes[:shown]):
         parts = axis.twinx()
         place, values = envelope(stream.parts[:, c], step, lowest=False)
-        parts.fill_between(place, 0, np.nan_to_num(values), color=LIGHT["alarm"], linewidth=0)
-        parts.set(ylim=(0, max(most, 1e-30)), yticks=[])
+        parts.fill_between(
+            place, 0, np.clip(np.nan_to_num(values), 0, most), color=LIGHT["alarm"], alpha=0.75, linewidth=0
+        )
+        parts.set(ylim=(0, most), yticks=[])
         parts.spines[:].set_visible(False)
         axis.plot(*envelope(stream.x[:, c], step), color=LIGHT["c1"], linewidth=0.7)
-        axis.set_ylabel(textwrap.shorten(stream.channels[c], 22, placeholder="…") or stream.channels[c][:22])
+        axis.set_ylabel(_short(stream.channels[c]))
         axis.yaxis.label.set(rotation=0, ha="right", va="center")
         axis.yaxis.set_major_locator(MaxNLocator(3))
         _tidy(axis, grid="x")
     score, span = axes[shown:]
     score.plot(*envelope(stream.scores, step), color=LIGHT["c1"], linewidth=0.9, label="score")
     score.axhline(stream.threshold, color=LIGHT["alarm"], linestyle="--", linewidth=1.2, label="threshold")
-    if np.nanmin(stream.scores, initial=np.inf) > 0:
-        score.set_yscale("log")
+    _logarithmic(score, stream.scores)
     score.set_ylabel("score")
     score.legend(loc="upper right", ncols=2, fontsize=9, frameon=False, labelcolor=LIGHT["ink"])
     _tidy(score)
@@ -407,7 +444,8 @@ def _draw_stream(stream: StreamExample, name: str) -> Picture:
     caption = (
         f"Client {stream.client}, whose average precision is in the middle of all clients, by {stream.method}, first "
         f"seed: the {shown} channels that add most to the score in alarms (blue, in their own units), and what each "
-        "adds (filled, one scale for all). Shaded: true spans. An alarm is a score above the dashed threshold."
+        f"adds to it (filled; full height is {PARTS_DRAWN} thresholds or more). Shaded: true spans. An alarm is a "
+        "score above the dashed threshold."
     )
     return Picture("Stream, score and spans", _svg(figure, f"{name}-stream", alt), caption, wide=True)
 
@@ -497,7 +535,7 @@ def _curves(result: Result, name: str) -> Picture:
         rows = result.curves[result.curves["method"] == method]
         axis.plot(100 * rows["recall"], 100 * rows["precision"], label=method, linewidth=1.8, **style)
     axis.set(xlim=(0, 100), ylim=(0, 102), xlabel="recall [%]", ylabel="precision [%]")
-    axis.legend(loc="upper right", fontsize=8.5, frameon=False, labelcolor=LIGHT["ink"])
+    _legend(figure, axis)
     _tidy(axis)
     areas = "; ".join(f"{m} {table.loc[m, 'ap']:.1f} %" for m in chosen)
     alt = f"Precision over recall, mean over units. Areas, which are the average precisions: {areas}."
@@ -536,8 +574,30 @@ def _convergence(result: Result, name: str) -> list[Picture]:
         if column == "consensus_residual":  # a client that trains alone has nobody to agree with
             drawn = [m for m in drawn if kind(str(m), result) == "method"]
         if drawn:
-            pictures.append(_lines(means[drawn[:5]], title, f"{name}-{column}"))
+            pictures.append(_lines(_merged(means[drawn]), title, f"{name}-{column}"))
     return pictures
+
+
+def _merged(means: pd.DataFrame) -> pd.DataFrame:
+    """Methods that trained alike, and differ in their score alone, as one column."""
+    names: dict[bytes, list[str]] = {}
+    for method in means:
+        names.setdefault(means[method].to_numpy().tobytes(), []).append(str(method))
+    return pd.DataFrame({" = ".join(same): means[same[0]] for same in names.values()}).iloc[:, :LINES_DRAWN]
+
+
+def _once(result: Result) -> list[str]:
+    """The loss of methods that train for a single round, of which there is no line to draw."""
+    history = result.history
+    if "first_loss" not in history:
+        return []
+    last = history.groupby("method", sort=False)["round"].max()
+    means = history.groupby("method", sort=False)[["first_loss", "last_loss"]].mean()
+    return [
+        f"{method} trains for one round: its loss falls from {means.loc[method, 'first_loss']:.3g} in the first local "
+        f"epoch to {means.loc[method, 'last_loss']:.3g} in the last."
+        for method in last.index[last == 0]
+    ]
 
 
 def _lines(means: pd.DataFrame, title: str, name: str) -> Picture:
@@ -545,11 +605,10 @@ def _lines(means: pd.DataFrame, title: str, name: str) -> Picture:
     axis = figure.subplots()
     for (method, values), style in zip(means.items(), _styles(), strict=False):
         axis.plot(values.index, values, label=str(method), linewidth=1.8, **style)
-    if np.nanmin(means.to_numpy()) > 0:
-        axis.set_yscale("log")
+    _logarithmic(axis, means.to_numpy())
     axis.set(xlabel="round", ylabel=title)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axis.legend(fontsize=8.5, frameon=False, labelcolor=LIGHT["ink"])
+    _legend(figure, axis)
     _tidy(axis)
     ends = "; ".join(
         f"{m} from {v.dropna().iloc[0]:.3g} to {v.dropna().iloc[-1]:.3g}" for m, v in means.items()
@@ -569,7 +628,7 @@ def _cost(seconds: pd.DataFrame, name: str) -> Picture:
     axis.set_yticks(places, [str(method) for method in seconds.index])
     axis.invert_yaxis()
     axis.set_xlabel("seconds")
-    axis.legend(fontsize=8.5, frameon=False, labelcolor=LIGHT["ink"], loc="lower right")
+    _legend(figure, axis)
     _tidy(axis, grid="x")
     alt = f"Wall time by method: compiling takes {compiling.sum():.3g} s in all, running a seed {running.sum():.3g} s."
     return Picture("Wall time", _svg(figure, f"{name}-cost", alt), alt)

@@ -238,7 +238,7 @@ def read(folder: str | os.PathLike[str]) -> Saved:
 
 def _read_stream(path: Path) -> StreamExample:
     def arrays(file: Path) -> dict[str, np.ndarray]:
-        with np.load(file) as archive:  # without pickles
+        with file.open("rb") as stream, np.load(stream) as archive:  # without pickles
             return dict(archive)
 
     found = _read(path / "stream.npz", arrays)
