@@ -340,7 +340,7 @@ def _svg(figure: Figure, name: str, alt: str) -> Markup:
     """A figure as inline SVG: text stays text, colours follow the page, names are unique on the page."""
     text = io.StringIO()
     for part in figure.findobj(Text):
-        part.set_parse_math(False)  # type: ignore[attr-defined]
+        part.set_parse_math(False)
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name, "text.parse_math": False}):
         figure.savefig(
             text,
