@@ -42,6 +42,9 @@ UNTRAINED = ("untrained subspace", "untrained encoder")
 HEADLINES = ("FedKAD, recommended", "Geodesic (OS)")
 """What the conclusions speak of, where it was run."""
 
+TUNED_ON = ("SMAP", "MSL", "SMD")
+"""Data sets by whose results ``RECOMMENDED`` was chosen."""
+
 COLUMNS_DRAWN = 800
 """Steps of time in a picture: of what lies between, the lowest and the highest value are drawn."""
 
@@ -97,7 +100,8 @@ def page(folder: str | os.PathLike[str]) -> str:
         resources.files("fedgeo").joinpath("page.html").read_text(encoding="utf-8")
     )
     return template.render(
-        title=names[0] if len(names) == 1 else f"{len(names)} results: {'; '.join(names)}",
+        title="; ".join(names),
+        source=f"{len(names)} result{'s' if len(names) > 1 else ''} from the folder {Path(folder).resolve().name}",
         light=LIGHT,
         dark=DARK,
         left_out=left_out,
@@ -239,6 +243,11 @@ def conclusions(result: Result) -> list[str]:
             f"What training adds, {trained} against {control}: " + _against(by_unit, trained, control, plural)
         )
     lines.append(_alarms(result, ours))
+    if ours == HEADLINES[0] and result.settings["data"] in TUNED_ON:
+        lines.append(
+            f"The settings of {ours} were chosen with results on {', '.join(TUNED_ON)} in view: expect less on data "
+            "that nobody has looked at."
+        )
     lines.append(
         "This holds for these data and settings"
         + (

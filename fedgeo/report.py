@@ -271,11 +271,11 @@ def _read(path: Path, read_file: Callable[[Path], Any]) -> Any:
         raise ValueError(f"{path} cannot be read ({error}); run the method again") from error
 
 
-def origin(made_by: Mapping[str, Any]) -> str:
-    """Where a result comes from, in words; ``made_by`` is what :func:`provenance` returned."""
+def origin(made_by: Mapping[str, Any], quote: str = "") -> str:
+    """Where a result comes from, in words: what :func:`provenance` returned, the command between ``quote``."""
     versions = ", ".join(f"{name} {version}" for name, version in made_by["versions"].items())
     return (
-        f"`{made_by['command']}` at commit {made_by['commit']}, {made_by['time']}, Python {made_by['python']}, "
+        f"{quote}{made_by['command']}{quote} at commit {made_by['commit']}, {made_by['time']}, Python {made_by['python']}, "
         f"{versions}, on {made_by['device']} with {made_by['processors']} processors."
     )
 
@@ -293,7 +293,7 @@ def _markdown(result: Result, made_by: dict[str, Any]) -> str:
         "## Settings",
         "\n".join(f"- {key}: {value}" for key, value in result.settings.items()),
         "## Made by",
-        origin(made_by),
+        origin(made_by, quote="`"),
     ]
     return "\n\n".join(parts) + "\n"
 

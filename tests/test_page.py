@@ -290,6 +290,13 @@ def test_conclusions_follow_the_numbers():
     assert "What training adds, FedKAD against untrained subspace" in level[2]
 
 
+def test_settings_chosen_on_a_data_set_are_said_to_be():
+    result = streams_result()
+    assert "were chosen with results on" not in " ".join(page.conclusions(result))
+    result.settings["data"] = "MSL"
+    assert "were chosen with results on SMAP, MSL, SMD in view" in " ".join(page.conclusions(result))
+
+
 def test_two_classes_decide_nothing():
     lines = page.conclusions(tables_result())
     assert "too few classes for a test, so this run decides nothing" in lines[1]
