@@ -230,7 +230,7 @@ def conclusions(result: Result) -> list[str]:
         lines[0] = lines[0][:-1] + (
             f"; a random score has {_points(table, 'random', 'auroc')} and {_points(table, 'random', 'ap')}."
         )
-    simple = table.loc[[name for name in methods if name in SIMPLE], "ap"].dropna()
+    simple = table.loc[[name for name in methods if name in SIMPLE and name != ours], "ap"].dropna()
     if len(simple):
         rival = str(simple.idxmax())
         lines.append(
@@ -238,7 +238,7 @@ def conclusions(result: Result) -> list[str]:
             + _against(by_unit, ours, rival, plural)
         )
     trained = methods[0]
-    for control in (name for name in UNTRAINED if name in methods):
+    for control in (name for name in UNTRAINED if name in methods and kind(trained, result) == "method"):
         lines.append(
             f"What training adds, {trained} against {control}: " + _against(by_unit, trained, control, plural)
         )

@@ -275,8 +275,8 @@ def origin(made_by: Mapping[str, Any], quote: str = "") -> str:
     """Where a result comes from, in words: what :func:`provenance` returned, the command between ``quote``."""
     versions = ", ".join(f"{name} {version}" for name, version in made_by["versions"].items())
     return (
-        f"{quote}{made_by['command']}{quote} at commit {made_by['commit']}, {made_by['time']}, Python {made_by['python']}, "
-        f"{versions}, on {made_by['device']} with {made_by['processors']} processors."
+        f"{quote}{made_by['command']}{quote} at commit {made_by['commit']}, {made_by['time']}, "
+        f"Python {made_by['python']}, {versions}, on {made_by['device']} with {made_by['processors']} processors."
     )
 
 

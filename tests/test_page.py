@@ -297,6 +297,13 @@ def test_settings_chosen_on_a_data_set_are_said_to_be():
     assert "were chosen with results on SMAP, MSL, SMD in view" in " ".join(page.conclusions(result))
 
 
+def test_a_run_of_controls_alone_is_described_too():
+    lines = page.conclusions(streams_result({"PCA": 0.4, "untrained subspace": 0.1, "random": 0.0}))
+    assert lines[0].startswith("PCA: AUROC ")
+    assert "Against random, the strongest simple control" in lines[1]
+    assert "What training adds" not in " ".join(lines)
+
+
 def test_two_classes_decide_nothing():
     lines = page.conclusions(tables_result())
     assert "too few classes for a test, so this run decides nothing" in lines[1]
