@@ -41,6 +41,8 @@ def scores_of(methods, units, seeds, rows=120):
 
 def history_of(methods, seeds, rounds, **columns):
     rounds_ = np.arange(rounds)
+    if not methods:
+        return pd.DataFrame()
     return pd.concat(
         pd.DataFrame(
             {"method": m, "seed": s, "round": rounds_, **{c: f(rounds_ + s) for c, f in columns.items()}}
