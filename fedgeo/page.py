@@ -136,7 +136,7 @@ def _section(saved: report.Saved, name: str) -> dict[str, Any]:
     """What the template shows of one result; ``name`` is unique on the page."""
     result, made_by = saved
     shown, seconds = report.shown(result), report.shown_seconds(result)
-    kinds = [kind(method, result) for method in shown.index]
+    kinds = [kind(method) for method in shown.index]
     shown["kind"] = kinds
     plural = "clients" if result.unit == "client" else "classes"
     settings = result.settings
@@ -196,7 +196,7 @@ def _missing(result: Result) -> list[str]:
     return lines
 
 
-def kind(method: str, result: Result) -> str:
+def kind(method: str) -> str:
     """What part a row of the table plays."""
     if method in SIMPLE:
         return "simple control"
@@ -223,40 +223,33 @@ def conclusions(result: Result) -> list[str]:
     ours = headline(methods)
     plural = "clients" if result.unit == "client" else "classes"
     by_unit = result.units.groupby(["method", "unit"])["ap"].mean().unstack("method")
-    lines = [
-        f"{ours}: AUROC {_points(table, ours, 'auroc')}, average precision {_points(table, ours, 'ap')}."
-    ]
-    if "random" in methods:
-        lines[0] = lines[0][:-1] + (
-            f"; a random score has {_points(table, 'random', 'auroc')} and {_points(table, 'random', 'ap')}."
-        )
+    lines = [_level(table, ours)]
     simple = table.loc[[name for name in methods if name in SIMPLE and name != ours], "ap"].dropna()
     if len(simple):
         rival = str(simple.idxmax())
-        lines.append(
-            f"Against {rival}, the strongest simple control by average precision: "
-            + _against(by_unit, ours, rival, plural)
-        )
-    trained = methods[0]
-    for control in (name for name in UNTRAINED if name in methods and kind(trained, result) == "method"):
-        lines.append(
-            f"What training adds, {trained} against {control}: " + _against(by_unit, trained, control, plural)
-        )
+        found = _against(by_unit, ours, rival, plural)
+        lines.append(f"Against {rival}, the strongest simple control by average precision: {found}")
+    trained = methods[0]  # it has the score of the untrained row, which the headline may not have
+    for control in (name for name in UNTRAINED if name in methods and kind(trained) == "method"):
+        found = _against(by_unit, trained, control, plural)
+        lines.append(f"What training adds, {trained} against {control}: {found}")
     lines.append(_alarms(result, ours))
     if ours == HEADLINES[0] and result.settings["data"] in TUNED_ON:
         lines.append(
             f"The settings of {ours} were chosen with results on {', '.join(TUNED_ON)} in view: expect less on data "
             "that nobody has looked at."
         )
-    lines.append(
-        "This holds for these data and settings"
-        + (
-            ", and for one seed: nothing is known of the spread."
-            if len(result.settings["seeds"]) == 1
-            else "."
-        )
+    spread = (
+        ", and for one seed: nothing is known of the spread" if len(result.settings["seeds"]) == 1 else ""
     )
-    return lines
+    return [*lines, f"This holds for these data and settings{spread}."]
+
+
+def _level(table: pd.DataFrame, ours: str) -> str:
+    level = f"{ours}: AUROC {_points(table, ours, 'auroc')}, average precision {_points(table, ours, 'ap')}"
+    if "random" not in table.index:
+        return level + "."
+    return f"{level}; a random score has {_points(table, 'random', 'auroc')} and {_points(table, 'random', 'ap')}."
 
 
 def _points(table: pd.DataFrame, method: str, metric: str) -> str:
@@ -512,7 +505,7 @@ def _dots(result: Result, metric: str, name: str) -> Picture:
     )  # fmt: skip
     shift = np.random.default_rng(0)
     for place, (method, found) in zip(places, groups.items(), strict=True):
-        colour = LIGHT["c1"] if kind(method, result) == "method" else LIGHT["c2"]
+        colour = LIGHT["c1"] if kind(method) == "method" else LIGHT["c2"]
         height = place + 0.35 * (shift.random(len(found)) - 0.5)
         axis.scatter(found, height, s=14, color=colour, alpha=0.8, linewidth=0)
     axis.set_yticks(places, list(groups))
@@ -532,7 +525,7 @@ def _curves(result: Result, name: str) -> Picture:
     methods = list(dict.fromkeys(result.curves["method"]))
     table = result.table()
     simple = table.loc[[m for m in methods if m in SIMPLE and m != "random"], "ap"].dropna()
-    own = [m for m in methods if kind(m, result) == "method"][:3]
+    own = [m for m in methods if kind(m) == "method"][:3]
     chosen = [
         *own,
         *([str(simple.idxmax())] if len(simple) else []),
@@ -578,10 +571,10 @@ def _convergence(result: Result, name: str) -> list[Picture]:
         if column not in history:
             continue
         means = history.groupby(["method", "round"], sort=False)[column].mean().unstack("method")
-        own = [m for m in means if kind(str(m), result) in ("method", "each alone", "other method")]
+        own = [m for m in means if kind(str(m)) in ("method", "each alone", "other method")]
         drawn = [m for m in own if means[m].count() > 1]
         if column == "consensus_residual":  # a client that trains alone has nobody to agree with
-            drawn = [m for m in drawn if kind(str(m), result) == "method"]
+            drawn = [m for m in drawn if kind(str(m)) == "method"]
         if drawn:
             pictures.append(_lines(_merged(means[drawn]), title, f"{name}-{column}"))
     return pictures

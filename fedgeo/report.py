@@ -151,6 +151,10 @@ def upload(result: Result) -> str:
     return f"Upload: {size} a client and round, once in the one-shot protocol."
 
 
+_ALWAYS = ("data", "seeds", "quantile", "upload_bytes_per_client_and_round")
+SETTINGS = {"client": (*_ALWAYS, "clients", "cohort", "smoothing"), "class": (*_ALWAYS, "clients")}
+"""Settings that reading a result takes, by unit."""
+
 OPTIONAL = ("history.csv", "curves.csv", "stream.npz", "stream_alarms.csv")
 """Files that a result may lack: a method without rounds has no history, a table no stream."""
 
@@ -218,19 +222,23 @@ def read(folder: str | os.PathLike[str]) -> Saved:
         raise ValueError(f"{path / 'run.json'} is not what this version writes; run the method again")
     if record["unit"] not in METRICS:
         raise ValueError(f"{path / 'run.json'} has the unit {record['unit']!r}, want any of {list(METRICS)}")
-    units = _read(path / "units.csv", pd.read_csv)
-    wanted = ["method", "seed", "unit", *METRICS[record["unit"]]]
-    if missing := [name for name in wanted if name not in units.columns]:
-        raise ValueError(f"{path / 'units.csv'} has no column {', '.join(missing)}; run the method again")
-    seconds = _read(path / "seconds.csv", lambda file: pd.read_csv(file, index_col="method"))
+    settings = record["settings"]
+    if missing := [name for name in SETTINGS[record["unit"]] if name not in settings]:
+        raise ValueError(f"{path / 'run.json'} has no setting {', '.join(missing)}; run the method again")
+    units = _read_table(path / "units.csv", ("method", "seed", "unit", *METRICS[record["unit"]]))
+    seconds = _read_table(path / "seconds.csv", ("method", "compile", "run_per_seed")).set_index("method")
+    if not len(units):
+        raise ValueError(f"{path / 'units.csv'} has no rows; run the method again")
+    columns = {"history.csv": ("method", "seed", "round"), "curves.csv": ("method", "recall", "precision")}
     history, curves = (
-        _read(path / name, pd.read_csv) if (path / name).exists() else pd.DataFrame() for name in OPTIONAL[:2]
+        _read_table(path / name, wanted) if (path / name).exists() else pd.DataFrame()
+        for name, wanted in columns.items()
     )
     stream = _read_stream(path) if (path / "stream.npz").exists() else None
     own = ("name", "unit", "made_by", "settings", "notes")
     details = {key: value for key, value in record.items() if key not in own}
     result = Result(
-        record["name"], record["unit"], units, seconds, record["settings"], record["notes"], details,
+        record["name"], record["unit"], units, seconds, settings, record["notes"], details,
         history=history, curves=curves, stream=stream,
     )  # fmt: skip
     return Saved(result, record["made_by"])
@@ -256,8 +264,16 @@ def _read_stream(path: Path) -> StreamExample:
             )
     return StreamExample(
         str(found["client"]), str(found["method"]), tuple(map(str, found["channels"])), found["x"], found["parts"],
-        found["scores"], found["labels"], float(found["threshold"]), _read(path / "stream_alarms.csv", pd.read_csv),
+        found["scores"], found["labels"], float(found["threshold"]),
+        _read_table(path / "stream_alarms.csv", ("first", "last", "rows", "peak", "true")),
     )  # fmt: skip
+
+
+def _read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    frame = _read(path, pd.read_csv)
+    if missing := [name for name in columns if name not in frame.columns]:
+        raise ValueError(f"{path} has no column {', '.join(missing)}; run the method again")
+    return frame
 
 
 def _read(path: Path, read_file: Callable[[Path], Any]) -> Any:

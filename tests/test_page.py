@@ -215,6 +215,9 @@ def test_the_page_is_well_formed_and_says_what_it_shows(text):
     references = set(re.findall(r'(?:url\(|href=")#([^")]+)', text))
     assert references <= set(ids)
     words = " ".join(outline.words)
+    assert (
+        "Geodesic (OS) trains for one round: its loss falls from 2 in the first local epoch to 0.75" in words
+    )
     for part in (
         "random",
         "untrained subspace",
@@ -348,6 +351,16 @@ def test_half_a_result_is_named_beside_whole_ones(folder, tmp_path):
     assert "curves.csv: no precision-recall curve" in words
 
 
+def keep_lines(file, count):
+    file.write_text("".join(file.read_text().splitlines(keepends=True)[:count]))
+
+
+def forget_setting(path, name):
+    record = json.loads((path / "run.json").read_text())
+    del record["settings"][name]
+    (path / "run.json").write_text(json.dumps(record))
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -356,6 +369,16 @@ def test_half_a_result_is_named_beside_whole_ones(folder, tmp_path):
         (lambda path: (path / "run.json").write_text("{}"), "run.json is not what this version writes"),
         (lambda path: (path / "units.csv").write_text("a,b\n1,2\n"), "units.csv has no column method, seed"),
         (lambda path: (path / "seconds.csv").write_text(""), "seconds.csv cannot be read"),
+        (
+            lambda path: (path / "seconds.csv").write_text("method\n"),
+            "seconds.csv has no column compile, run_per_seed",
+        ),
+        (
+            lambda path: (path / "history.csv").write_text("a\n"),
+            "history.csv has no column method, seed, round",
+        ),
+        (lambda path: keep_lines(path / "units.csv", 1), "units.csv has no rows"),
+        (lambda path: forget_setting(path, "quantile"), "run.json has no setting quantile"),
         (lambda path: (path / "stream.npz").write_bytes(b"PK\x03\x04"), "stream.npz cannot be read"),
         (lambda path: np.savez(path / "stream.npz", x=np.zeros(3)), "stream.npz has no array channels"),
         (lambda path: (path / "stream_alarms.csv").unlink(), "stream_alarms.csv is missing"),
