@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from fedgeo.algorithms.moments import prepare as prepare
     from fedgeo.algorithms.one_shot import one_shot as one_shot
     from fedgeo.baselines import controls as controls
+    from fedgeo.estimators import PAPER as PAPER
+    from fedgeo.estimators import DetectorWarning as DetectorWarning
+    from fedgeo.estimators import FedKAD as FedKAD
+    from fedgeo.estimators import GeodesicSVDD as GeodesicSVDD
+    from fedgeo.estimators import load as load
     from fedgeo.federation import everyone as everyone
     from fedgeo.federation import fed_round as fed_round
     from fedgeo.federation import fit as fit
@@ -63,6 +68,7 @@ _HOMES = {
     "fedgeo.algorithms.local": ("local_only",),
     "fedgeo.algorithms.moments": ("prepare",),
     "fedgeo.algorithms.one_shot": ("one_shot",),
+    "fedgeo.estimators": ("PAPER", "DetectorWarning", "FedKAD", "GeodesicSVDD", "load"),
     "fedgeo.federation": ("everyone", "fed_round", "fit", "score", "uniform"),
     "fedgeo.models.autoencoders": ("lstm_autoencoder", "usad"),
     "fedgeo.models.encoder": ("geodesic_svdd",),

@@ -55,7 +55,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit of the source tree, ``+`` if it was changed since, or "installed" outside a repository."""
+    """The commit of the source tree, ``+`` if its code was changed since, or "installed" outside a repository."""
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         return "installed"
@@ -64,7 +64,10 @@ def _commit() -> str:
         [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
     )
     dirty = subprocess.run(
-        [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False
+        [*git, "status", "--porcelain", "-uno", "--", "*.py", "*.toml"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") or "unknown"
 

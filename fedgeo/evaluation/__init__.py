@@ -3,6 +3,10 @@
 from fedgeo.evaluation.adjust import area_over_k as area_over_k
 from fedgeo.evaluation.adjust import point_adjust as point_adjust
 from fedgeo.evaluation.adjust import spans as spans
+from fedgeo.evaluation.calibration import Calibration as Calibration
+from fedgeo.evaluation.calibration import Rule as Rule
+from fedgeo.evaluation.calibration import calibrated as calibrated
+from fedgeo.evaluation.calibration import moving_mean as moving_mean
 from fedgeo.evaluation.collapse import LEAST_DISTINCT as LEAST_DISTINCT
 from fedgeo.evaluation.collapse import collapse_warnings as collapse_warnings
 from fedgeo.evaluation.collapse import distinct as distinct

@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from numpy.lib.stride_tricks import sliding_window_view
 
 from fedgeo import data, evaluation, federation
 from fedgeo.algorithms import comparators, koopman, moments
@@ -365,11 +364,4 @@ def _optimal_frame(pooled: moments.Moments, rank: int) -> jax.Array:
 
 def _smooth(scores: Mapping[str, np.ndarray], width: int) -> dict[str, np.ndarray]:
     """What ``koopman.smooth`` does, for the controls."""
-
-    def one(values: np.ndarray) -> np.ndarray:
-        with_past = np.concatenate([np.full(width - 1, np.nan), values])
-        known = sliding_window_view(~np.isnan(with_past), width)
-        total = sliding_window_view(np.where(np.isnan(with_past), 0.0, with_past), width).sum(axis=1)
-        return np.where(np.isnan(values), np.nan, total / np.maximum(known.sum(axis=1), 1))
-
-    return {name: one(values) for name, values in scores.items()}
+    return {name: evaluation.moving_mean(values, width) for name, values in scores.items()}
