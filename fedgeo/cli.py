@@ -1,5 +1,6 @@
 """The command line; the only module that prints."""
 
+import json
 import os
 import sys
 import time
@@ -25,7 +26,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedgeo import data, report, runs
+from fedgeo import data, page, profile, report, runs
 from fedgeo.deploy import runtime as deploy
 from fedgeo.estimators import DetectorWarning, FedKAD
 
@@ -268,6 +269,71 @@ class Watch:
         )
 
 
+@dataclass(frozen=True)
+class Report:
+    """One self-contained HTML page from a folder of results: tables, pictures, and what may be concluded."""
+
+    folder: tyro.conf.Positional[Path]
+    """what run or demo wrote; results in folders below it come on the same page"""
+    out: Path | None = None
+    """the page; report.html in the folder by default"""
+
+    def run(self) -> None:
+        """Write the page and say where it is."""
+        path = page.write(self.folder, self.out)
+        console.print(f"Page: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+@dataclass(frozen=True)
+class ProfileFedKAD:
+    """FedKAD on generated streams, by default of the size of the Server Machine Dataset."""
+
+    sizes: tyro.conf.OmitArgPrefixes[profile.FedKADSizes] = field(default_factory=profile.FedKADSizes)
+    repeats: int = 3
+    """runs of each stage, taken in turns; the median counts"""
+    trace: Path | None = None
+    """folder for a trace that Perfetto (ui.perfetto.dev) or TensorBoard opens"""
+    json: bool = False
+    """print one JSON object instead of a table"""
+
+    def run(self) -> None:
+        """Measure and print."""
+        _print_profile(profile.profile_fedkad(self.sizes, repeats=self.repeats, trace=self.trace), self.json)
+
+
+@dataclass(frozen=True)
+class ProfileGeodesic:
+    """Geodesic-SVDD on generated rows."""
+
+    sizes: tyro.conf.OmitArgPrefixes[profile.GeodesicSizes] = field(default_factory=profile.GeodesicSizes)
+    repeats: int = 3
+    """runs of each stage, taken in turns; the median counts"""
+    trace: Path | None = None
+    """folder for a trace that Perfetto (ui.perfetto.dev) or TensorBoard opens"""
+    json: bool = False
+    """print one JSON object instead of a table"""
+
+    def run(self) -> None:
+        """Measure and print."""
+        _print_profile(
+            profile.profile_geodesic(self.sizes, repeats=self.repeats, trace=self.trace), self.json
+        )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a training's time goes: compiling and running apart, operations, bytes, share of the matmul rate."""
+
+    method: tyro.conf.OmitSubcommandPrefixes[
+        Annotated[ProfileFedKAD, tyro.conf.subcommand("fedkad")]
+        | Annotated[ProfileGeodesic, tyro.conf.subcommand("geodesic-svdd")]
+    ]
+
+    def run(self) -> None:
+        """Profile the method."""
+        self.method.run()
+
+
 Command = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Run, tyro.conf.subcommand("run")]
@@ -275,6 +341,8 @@ Command = (
     | Annotated[Fit, tyro.conf.subcommand("fit")]
     | Annotated[Score, tyro.conf.subcommand("score")]
     | Annotated[Watch, tyro.conf.subcommand("watch")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Profile, tyro.conf.subcommand("profile")]
 )
 
 
@@ -346,6 +414,23 @@ def _folder(path: Path) -> Path:
     if not os.access(path, os.W_OK):
         raise PermissionError(f"cannot write to {path}; choose another folder with --out")
     return path
+
+
+def _print_profile(found: profile.Profile, as_json: bool) -> None:
+    if as_json:
+        console.out(json.dumps(found.as_json()))
+        return
+    console.print(", ".join(f"{name} {value}" for name, value in found.environment.items()))
+    console.print(", ".join(f"{name} {value}" for name, value in found.settings.items()))
+    _print_table(profile.shown(found), f"{found.method}: a training by stage, parts indented")
+    console.print(
+        f"float32 product at highest precision: {found.matmul_flops_per_second / 1e9:.3g} GFLOP/s; "
+        f"peak memory of the {found.peak_of}: {found.peak_bytes / 1e6:,.0f} MB"
+    )
+    for note in found.notes:
+        console.print(note)
+    if found.trace:
+        console.print(f"Trace: {found.trace} (open it at ui.perfetto.dev, or its folder in TensorBoard)")
 
 
 def _finish(result: runs.Result, out: Path) -> None:

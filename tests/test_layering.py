@@ -42,6 +42,10 @@ ALLOWED = {
     | {f"fedgeo.{n}" for n in ("evaluation", "estimators")},
     "fedgeo.report": NUMERIC
     | {"jax", "matplotlib", "scikit_posthocs", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
+    "fedgeo.page": NUMERIC
+    | {"matplotlib", "jinja2", "markupsafe", "fedgeo.report", "fedgeo.runs", "fedgeo.evaluation"},
+    "fedgeo.profile": {"jax", "numpy", "pandas", "optax", "fedgeo.protocol"}
+    | {f"fedgeo.{n}" for n in ("models", "algorithms", "federation")},
     "fedgeo.deploy": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.flower": {"jax", "numpy", "flwr", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.runtime": {"numpy"},

@@ -29,7 +29,9 @@ def test_detect(tmp_path, monkeypatch, capsys):
     got = run(BLOCKS[0])
     labels = got["streams"].labels
     aurocs = [got["fg"].evaluation.auroc(got["scores"][name], y) for name, y in labels.items()]
-    assert np.mean(aurocs) > 0.6  # a random score has 0.5 with a standard error of 0.01 over these 24,000 rows
+    assert (
+        np.mean(aurocs) > 0.6
+    )  # a random score has 0.5 with a standard error of 0.01 over these 24,000 rows
     assert 0 < np.mean([alarms.mean() for alarms in got["alarms"].values()]) < 0.5
     assert "random" in capsys.readouterr().out
     assert got["fg"].load("detector").clients_[-1] == "a new machine"
@@ -55,7 +57,11 @@ def test_an_algorithm_of_ones_own():
     rows = np.concatenate([np.asarray(table, np.float64) for table in got["tables"]])
     np.testing.assert_allclose(got["state"].server, rows.mean(axis=0), rtol=1e-5)
     again, _ = got["fg"].fit(
-        got["federated_mean"](), jax.random.key(0), got["fg"].data.stack_rows(got["tables"]), rounds=1, block_size=3
+        got["federated_mean"](),
+        jax.random.key(0),
+        got["fg"].data.stack_rows(got["tables"]),
+        rounds=1,
+        block_size=3,
     )
     np.testing.assert_allclose(again.server, rows.mean(axis=0), rtol=1e-5)
 
