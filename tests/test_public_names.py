@@ -69,8 +69,9 @@ def listed(module):
         name
         for name, value in vars(module).items()
         if not name.startswith("_")
-        and (inspect.isfunction(value) or inspect.isclass(value))
-        and (value.__module__.startswith(module.__name__) if package else value.__module__ == module.__name__)
+        and callable(value)
+        and (home := getattr(value, "__module__", None))
+        and (home.startswith(module.__name__) if package else home == module.__name__)
     ]
     return ", ".join(f"`{name}`" for name in sorted(names, key=str.lower))
 
