@@ -469,11 +469,21 @@ def test_calibration_sees_rows_that_training_did_not(model):
     assert (table["rule"] == "quantile 0.99").all()
     assert (table["alarm_rate"] <= 0.011).all()
     changed = frame(0)
-    changed.iloc[595:] += 100.0  # the last 15 %
+    changed.iloc[595:] *= 3.0  # the last 15 %
     again = fit(a=changed)
     for part in ("center", "scale", "basis", "operator", "variance"):
         np.testing.assert_array_equal(again._arrays[part], model._arrays[part])
     assert again.threshold_["a"] > model.threshold_["a"]
+
+
+def test_calibration_rows_that_stand_still_are_named():
+    """As in SMAP's A-8: all channels move in training and none in its last part, so that anything is an alarm."""
+    x = frame(0)
+    x.iloc[590:] = x.iloc[590].to_numpy()
+    with pytest.warns(fg.DetectorWarning, match="client a: its calibration rows, the last 15%, hardly move"):
+        found = fit(a=x)
+    assert found.threshold_["a"] < 0.5 * fit().threshold_["a"]
+    assert np.isfinite(found.recalibrate(frame(0, 900)[700:], "a").threshold_["a"])
 
 
 def test_rules_for_thresholds():
