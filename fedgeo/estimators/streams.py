@@ -379,6 +379,7 @@ class FedKAD(Estimator):
         for name in [name for name, good in zip(list(self.clients_), sound, strict=True) if not good]:
             self._leave_out(name, _NOT_FINITE)
         if not self.clients_:
+            del self._arrays
             raise ValueError(f"no client has a detector: {_NOT_FINITE}")
         for part in _BY_CLIENT:
             if part in self._arrays:
@@ -459,7 +460,8 @@ class FedKAD(Estimator):
         """``(T, C + 1)`` parts of every row's unsmoothed score; NaN for a row without one."""
         client, settings = self.clients_.index(name), self.settings_
         rows, channels = stream.values.shape
-        z = (stream.values - self._arrays["center"][client]) / self._arrays["scale"][client]
+        with np.errstate(over="ignore"):  # what overflows is clipped below
+            z = (stream.values - self._arrays["center"][client]) / self._arrays["scale"][client]
         bound = min(settings["clip"], LARGEST)
         warm_up = settings["window"] - 1 + settings["horizon"]
         x = np.zeros((warm_up + padded(rows - warm_up), channels), np.float32)
