@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from fedgeo import data as data
     from fedgeo import evaluation as evaluation
     from fedgeo import federation as federation
+    from fedgeo import page as page
+    from fedgeo import profile as profile
     from fedgeo import report as report
     from fedgeo import runs as runs
     from fedgeo import trees as trees
@@ -53,6 +55,8 @@ _MODULES = {
     "evaluation": "fedgeo.evaluation",
     "federation": "fedgeo.federation",
     "koopman": "fedgeo.algorithms.koopman",
+    "page": "fedgeo.page",
+    "profile": "fedgeo.profile",
     "report": "fedgeo.report",
     "runs": "fedgeo.runs",
     "trees": "fedgeo.trees",

@@ -25,6 +25,7 @@ from fedgeo.evaluation.protocols import validation_pot as validation_pot
 from fedgeo.evaluation.protocols import validation_quantile as validation_quantile
 from fedgeo.evaluation.ranking import auroc as auroc
 from fedgeo.evaluation.ranking import average_precision as average_precision
+from fedgeo.evaluation.ranking import precision_at as precision_at
 from fedgeo.evaluation.ranking import trapezoid_pr as trapezoid_pr
 from fedgeo.evaluation.significance import Paired as Paired
 from fedgeo.evaluation.significance import Practical as Practical
