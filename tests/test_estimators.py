@@ -608,6 +608,23 @@ def test_a_file_that_is_not_whole_is_refused(model, tmp_path):
         fg.load(path)
 
 
+@pytest.mark.parametrize("settings", [{}, fg.PAPER, {"missing": "mask"}, {"horizon": 2}])
+def test_a_device_without_jax_scores_the_same(tmp_path, settings):
+    """What ``save`` writes is what the NumPy runtime reads: gaps, holes, scaling and smoothing included."""
+    found = fit(settings)
+    x = frame(7, 400).drop(frame(7, 400).index[200:210])
+    if "missing" in settings:
+        x = x.mask(np.random.default_rng(0).random(x.shape) < 0.05)
+        x.iloc[100] = np.nan
+    with pytest.warns(fg.DetectorWarning, match="1 gaps in time"):
+        want = found.score_samples(x, "b").to_numpy()
+    device = runtime.load(found.save(tmp_path / "detector"))
+    got = device.score(x.to_numpy(), "b", times=x.index)
+    assert np.isfinite(want).sum() > 300
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert device.threshold("b") == found.threshold_["b"]
+
+
 # ------------------------------------------------------------------------------------------------ scikit-learn
 
 
@@ -764,7 +781,7 @@ def test_clients_without_rows_are_named(tables):
         fg.GeodesicSVDD(**ENCODER).fit({"none": np.zeros((0, 4))})
 
 
-def test_missing_values_of_a_table(svdd, tables):
+def test_missing_values_of_a_table(svdd, tables, tmp_path):
     x = tables["x"].copy()
     x[3, 2] = np.nan
     with pytest.raises(ValueError, match="row 3, column r is missing"):
@@ -773,6 +790,8 @@ def test_missing_values_of_a_table(svdd, tables):
     filled = x.copy()
     filled[3, 2] = centred._arrays["center"][2]
     np.testing.assert_allclose(centred.score_samples(x), centred.score_samples(filled), rtol=1e-6)
+    on_device = runtime.load(centred.save(tmp_path / "detector"))
+    np.testing.assert_allclose(on_device.score(x), centred.score_samples(x), rtol=1e-5)
 
 
 def test_collapse_is_noticed(svdd, tables):
