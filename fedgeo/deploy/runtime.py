@@ -647,7 +647,7 @@ class RowDetector:
             times: of no matter either.
 
         Returns:
-            ``(N,)`` float64; NaN for rows with a missing value, where that is no error.
+            ``(N,)`` float64; NaN for rows with a missing value, where that is neither an error nor filled ("center").
 
         Raises:
             ValueError: an unknown client, wrong columns, or missing values where they are an error.
@@ -663,6 +663,8 @@ class RowDetector:
         for first in range(0, len(values), BLOCK):
             block = values[first : first + BLOCK]
             x = standardise(block, self._arrays["center"], self._arrays["scale"], self._clip)
+            if self._missing == "center":
+                x = np.where(np.isnan(x), np.float32(0), x)
             for expert in self._experts:
                 gap = self._embed(expert, x) - self._anchor
                 scores[first : first + BLOCK] += np.log1p(np.sum(gap * gap, axis=1))

@@ -29,6 +29,9 @@ TOLERANCE = 1e-3
 """In scaled units (a channel's training deviation, or its own unit where it was constant): a lasting change below it is
 never an alarm, however well the channel was predicted in training."""
 
+CALM = 1e-2
+"""Mean variance of calibration rows, over that of training rows, below which they stand still."""
+
 _BY_CLIENT = ("center", "scale", "operator", "readout", "variance", "threshold")
 
 _NOT_FINITE = "its detector is not finite: the scaled training values are too large; set a clip, such as 10"
@@ -211,6 +214,8 @@ class FedKAD(Estimator):
             "threshold": np.full(len(series), np.nan),
         }
         self._leave_out_broken(np.asarray(trees.all_finite(deployed, batch_axes=1)))
+        for name in self.clients_:
+            self._look_at_calibration(name, validation[name], scalers[name])
         self._recalibrate({name: self._score(name, validation[name]) for name in self.clients_}, rule)
         return self
 
@@ -249,6 +254,7 @@ class FedKAD(Estimator):
             self._arrays[part] = np.concatenate([self._arrays[part], value])
         self.clients_.append(name)
         self.left_out_.pop(name, None)
+        self._look_at_calibration(name, validation, scaler)
         self._recalibrate({name: self._score(name, validation)}, rule)
         self.notes_ = before + self.notes_
         return self
@@ -373,6 +379,7 @@ class FedKAD(Estimator):
         for name in [name for name, good in zip(list(self.clients_), sound, strict=True) if not good]:
             self._leave_out(name, _NOT_FINITE)
         if not self.clients_:
+            del self._arrays
             raise ValueError(f"no client has a detector: {_NOT_FINITE}")
         for part in _BY_CLIENT:
             if part in self._arrays:
@@ -392,6 +399,17 @@ class FedKAD(Estimator):
         elif still:
             self._tell(f"client {name}: constant in training, and left unscaled: {listed(still)}")
         return scaler
+
+    def _look_at_calibration(self, name: str, validation: _Stream, scaler: data.Scaler) -> None:
+        """Warn of calibration rows that stand still although training rows moved: a threshold of theirs is too low."""
+        live = np.setdiff1d(np.arange(len(self.columns_)), scaler.constant)
+        z = policy.fill_forward(scaler.transform(validation.values))[:, live]
+        if z.size and z.var(axis=0).mean() < CALM:
+            self._tell(
+                f"client {name}: its calibration rows, the last {self.validation:.0%}, hardly move while those before "
+                "do; expect alarms on normal rows, and recalibrate with rows that are like what is to come",
+                warn=True,
+            )
 
     def _report_rounds(self) -> None:
         for line in federation.incidents(self.history_, self.clients_):
@@ -442,7 +460,8 @@ class FedKAD(Estimator):
         """``(T, C + 1)`` parts of every row's unsmoothed score; NaN for a row without one."""
         client, settings = self.clients_.index(name), self.settings_
         rows, channels = stream.values.shape
-        z = (stream.values - self._arrays["center"][client]) / self._arrays["scale"][client]
+        with np.errstate(over="ignore"):  # what overflows is clipped below
+            z = (stream.values - self._arrays["center"][client]) / self._arrays["scale"][client]
         bound = min(settings["clip"], LARGEST)
         warm_up = settings["window"] - 1 + settings["horizon"]
         x = np.zeros((warm_up + padded(rows - warm_up), channels), np.float32)

@@ -340,7 +340,8 @@ class GeodesicSVDD(Estimator):
         return reading.values, reading.index
 
     def _scaled(self, rows: np.ndarray) -> np.ndarray:
-        z = (rows - self._arrays["center"]) / self._arrays["scale"]
+        with np.errstate(over="ignore"):  # what overflows is clipped below
+            z = (rows - self._arrays["center"]) / self._arrays["scale"]
         bound = min(self.settings_["clip"], LARGEST)
         return np.clip(np.where(np.isnan(z), 0.0, z), -bound, bound)  # what is missing becomes the centre
 
