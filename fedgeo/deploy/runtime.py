@@ -163,7 +163,10 @@ GAP = 1.5
 """A step in time of more than this many intervals is a gap."""
 
 BLOCK = 4096
-"""Rows scored at a time, which bounds memory and changes no result."""
+"""Rows scaled, or scored by an encoder, at a time; this bounds memory and changes no result."""
+
+ROOM = 2**22
+"""Float32 numbers that a stream's scores may take beside its scaled rows: as many rows are scored at a time as fit."""
 
 
 class LateRowError(ValueError):
@@ -322,8 +325,8 @@ class StreamDetector:
         more = (
             horizon if self._full else 0
         )  # lifted rows beyond the last prediction that are compared with it
-        block = min(-(-BLOCK // window) * window, count)
         columns = self._project.shape[1]
+        block = min(max(ROOM // (columns + own.readout.shape[1]), 1), count)
         groups = -(-(block + more) // window)
         product = np.empty((groups, window, columns), np.float32)
         errors = np.empty((block, own.readout.shape[1]), np.float32)
