@@ -1,12 +1,12 @@
 """Section IV of the Geodesic-SVDD paper: nine methods, controls, five tables, four skews, and the statistics.
 
 Writes beside this file ``geodesic_benchmark.csv`` (one row a data set, skew, method, seed and class held normal),
-``geodesic_benchmark_curve.csv`` (AUROC against bytes sent), ``geodesic_benchmark_epochs.csv`` (other local epochs),
+``geodesic_benchmark_curve.csv`` (AUROC against bytes sent), ``geodesic_benchmark_variants.csv`` (other readings),
 ``geodesic_benchmark.json`` (what made them), ``geodesic_benchmark.md`` and pictures.
 
     python -m experiments.geodesic_benchmark --root DIR [--data iris ...] [--alpha iid 0.5 0.1 0.01] [--seeds 0 1 2 3 4]
                                              [--methods "Geodesic (OS)" ...] [--rows 20000]
-    python -m experiments.geodesic_benchmark --root DIR --local-epochs 5 --methods "Geodesic (Iter)"    its sensitivity
+    python -m experiments.geodesic_benchmark --root DIR --variant "Adam anew" --methods "Geodesic (Iter)"
     python -m experiments.geodesic_benchmark --curve     train the iterative protocol in blocks for the plot of bytes
     python -m experiments.geodesic_benchmark --report    only write the page, from the files
 
@@ -40,7 +40,7 @@ from fedgeo.runs import tables
 
 HERE = Path(__file__).with_suffix("")
 CURVE = HERE.with_name("geodesic_benchmark_curve.csv")
-EPOCHS = HERE.with_name("geodesic_benchmark_epochs.csv")
+VARIANTS = HERE.with_name("geodesic_benchmark_variants.csv")
 SETS, ALPHAS = geodesic_page.SETS, geodesic_page.ALPHAS
 POOLED = (
     "centralised Deep SVDD",
@@ -75,12 +75,12 @@ def load(name, root, rows):
     return loaders[name]()
 
 
-def run(table, name, alpha, methods, seeds, local_epochs=1):
+def run(table, name, alpha, methods, seeds, **reading):
     """Rows of the CSV for one setting, and what made them."""
     began = time.perf_counter()
     chosen = tuple(m for m in methods if alpha == "iid" or m not in POOLED)
     settings = runs.GeodesicSettings(
-        alpha=None if alpha == "iid" else float(alpha), methods=chosen, local_epochs=local_epochs
+        alpha=None if alpha == "iid" else float(alpha), methods=chosen, **reading
     )
     if not chosen:
         return pd.DataFrame(columns=COLUMNS), {}
@@ -119,7 +119,9 @@ def curve(table, name, alphas, seeds, block=5):
     settings = runs.GeodesicSettings()
     sent = tables.traffic(settings, len(table.features))
     model, adam = geodesic_svdd(), optax.adam(settings.learning_rate)
-    every_round = fedavg(model, optimizer=adam, epochs=1, batch_size=settings.batch_size)
+    every_round = fedavg(
+        model, optimizer=adam, epochs=1, batch_size=settings.batch_size, stateful=settings.stateful
+    )
     at_once = one_shot(model, optimizer=adam, epochs=settings.one_shot_epochs, batch_size=settings.batch_size)
 
     def advance(alg, rounds):
@@ -173,10 +175,9 @@ def main():
         "--rows", type=int, default=20_000, help="sample of Covertype; 0 for all 581,012 rows"
     )
     parser.add_argument(
-        "--local-epochs",
-        type=int,
-        default=1,
-        help="of the iterative protocol; others than 1 go to a CSV of their own",
+        "--variant",
+        choices=geodesic_page.VARIANTS,
+        help="another reading of the iterative protocol, into a CSV of its own",
     )
     parser.add_argument("--curve", action="store_true", help="only AUROC against bytes")
     parser.add_argument("--report", action="store_true", help="only write the page from the files")
@@ -192,20 +193,20 @@ def main():
         table = load(name, options.root, options.rows)
         for alpha in options.alpha:
             print(f"{name}, {alpha}", flush=True)
-            frame, facts = run(table, name, alpha, options.methods, options.seeds, options.local_epochs)
-            if facts and options.local_epochs != 1:
-                frame = frame.assign(local_epochs=options.local_epochs)
-                store(EPOCHS, frame, [*KEYS[:4], "local_epochs"], ALPHA)
-                remember(record, f"{name}, {alpha}, {options.local_epochs} local epochs", made_by | facts)
+            reading = geodesic_page.VARIANTS[options.variant] if options.variant else {}
+            frame, facts = run(table, name, alpha, options.methods, options.seeds, **reading)
+            if facts and options.variant:
+                store(VARIANTS, frame.assign(variant=options.variant), [*KEYS[:4], "variant"], ALPHA)
+                remember(record, f"{name}, {alpha}, {options.variant}", made_by | facts)
             elif facts:
                 store(path, frame, KEYS[:4], ALPHA)
                 label = "" if "Geodesic (Iter)" in options.methods else ", other methods"
                 remember(record, f"{name}, {alpha}{label}", made_by | facts)
                 print(f"{name}, {alpha}: {facts['seconds']} s, compiling {facts['compiling']} s", flush=True)
     units = pd.read_csv(path, dtype=ALPHA)
-    curves, epochs = (pd.read_csv(p, dtype=ALPHA) if p.exists() else None for p in (CURVE, EPOCHS))
+    curves, variants = (pd.read_csv(p, dtype=ALPHA) if p.exists() else None for p in (CURVE, VARIANTS))
     if geodesic_page.sets_of(geodesic_page.summary(units)):
-        geodesic_page.write(units, json.loads(record.read_text()), curves, epochs)
+        geodesic_page.write(units, json.loads(record.read_text()), curves, variants)
 
 
 if __name__ == "__main__":

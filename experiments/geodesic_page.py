@@ -15,6 +15,8 @@ from fedgeo.runs import tables
 
 FOLDER = Path(__file__).parent
 SETS = ("iris", "breast-cancer", "titanic", "adult", "covertype")
+VARIANTS = {"Adam anew": {"stateful": False}, "5 local epochs": {"local_epochs": 5}}
+"""Other readings of the iterative protocol, as settings that differ."""
 ALPHAS = ("iid", "0.5", "0.1", "0.01")
 SKEWS = {"iid": "IID", "0.5": "Dirichlet 0.5", "0.1": "Dirichlet 0.1", "0.01": "Dirichlet 0.01"}
 METRICS = {
@@ -509,56 +511,36 @@ def absent(record):
     )
 
 
-def sensitivity(table, units, epochs):
-    """The iterative protocol with more local epochs a round, as Markdown."""
-    other = summary(pd.concat([units, epochs.drop(columns="local_epochs").assign(method="Iter again")]))
-    number = int(epochs["local_epochs"].iloc[0])
+def sensitivity(table, units, variants):
+    """The iterative protocol under other readings of what the paper leaves open, as Markdown."""
     rows = []
-    for name in dict.fromkeys(epochs["data"]):
-        row = {"data": name}
-        for alpha in ALPHAS:
-            if (name, alpha, "Iter again") in other.index:
-                one, more = (
-                    table["auroc"][name, alpha, "Geodesic (Iter)"],
-                    other["auroc"][name, alpha, "Iter again"],
-                )
-                row[SKEWS[alpha]] = f"{one:.1f} → {more:.1f}"
-        rows.append(row)
+    for variant, frame in variants.groupby("variant", sort=False):
+        other = summary(pd.concat([units, frame.drop(columns="variant").assign(method="again")]))["auroc"]
+        for name in dict.fromkeys(frame["data"]):
+            row = {"data": name, "reading": variant}
+            for alpha in ALPHAS:
+                if (name, alpha, "again") in other.index:
+                    ours, again = table["auroc"][name, alpha, "Geodesic (Iter)"], other[name, alpha, "again"]
+                    row[SKEWS[alpha]] = f"{ours:.1f} → {again:.1f}"
+            rows.append(row)
     return [
-        f"AUROC of Geodesic (Iter) with 1 and with {number} local epochs a round, everything else equal; the paper does not "
-        "state its E. This is a diagnosis made on test rows: the tables above keep the 1 that was set before.",
-        pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True),
-        *restarts(table),
-    ]
-
-
-def restarts(table):
-    """What starting Adam anew in every round does to centralised training, as Markdown; none where it was not run."""
-    kept, anew = "centralised Deep SVDD", "centralised"
-    sets = [name for name in sets_of(table) if (name, "iid", anew) in table.index]
-    if not sets:
-        return []
-    rows = [
-        {"data": name, "Adam kept": cell(table.loc[name, "iid", kept], "auroc"),
-         "Adam anew in every epoch": cell(table.loc[name, "iid", anew], "auroc")}
-        for name in sets
-    ]  # fmt: skip
-    return [
-        "Stateless FedAvg clients, ours among them, start Adam anew in every round; the one-shot protocol and centralised "
-        "Deep SVDD do not. The first steps of Adam have the same size in every coordinate, however small the gradient. "
-        "Centralised training with and without that (the second with SLERP mixup, which makes little difference above):",
+        "AUROC of Geodesic (Iter) in the tables above → under another reading, everything else equal. The paper states "
+        "neither its local epochs E nor whether clients keep Adam's state from round to round. E = 1 was set before any "
+        "result was seen. **That Adam's state is kept was not**: we first started it anew in every round, as stateless "
+        "clients do, were 15 points below the paper on Titanic, and read the paper by what agrees with its table. The "
+        "first steps of Adam have the same size in every coordinate, however small the gradient.",
         pd.DataFrame(rows).to_markdown(index=False, disable_numparse=True),
     ]
 
 
-def write(units, record, curve, epochs):
+def write(units, record, curve, variants):
     """The page and its pictures beside this file.
 
     Args:
         units: the CSV's rows.
         record: the JSON.
         curve: AUROC against bytes, or None.
-        epochs: rows with other local epochs, or None.
+        variants: rows under other readings, or None.
     """
     table, paper = summary(units), paper_table()
     near = agreement(table, paper)
@@ -593,8 +575,8 @@ def write(units, record, curve, epochs):
         "depend on no skew and repeat their IID value.",
         "The paper states K, R = 50 and the scalers, but neither sizes, learning rate, kappa, epochs, split, encodings nor "
         "its reading of SM; ours are in the JSON beside this page, and were set before any result was seen, but for two: the bound on "
-        "a client's steps an epoch was lowered for time, and centralised Deep SVDD keeps Adam's state since a first look, "
-        "when it started it anew in every round and had 61.2 on Titanic and 50.6 on Adult. They are: "
+        "a client's steps an epoch was lowered for time, and Adam's state is kept from round to round since a first look, see "
+        "*Other readings*. They are: "
         + ", ".join(
             f"{k} {v}" for k, v in settings.items() if k not in ("methods", "baselines", "alpha", "scaling")
         )
@@ -609,7 +591,7 @@ def write(units, record, curve, epochs):
         "All nine methods by the same rule. The paper never expands *SM*; we read it as spherical mapping, so *No SM* is an "
         "MLP into the plane. Where that row is far from the paper's, the reading may be wrong.",
         deviations(table, paper),
-        *([] if epochs is None else ["### What an epoch does", *sensitivity(table, units, epochs)]),
+        *([] if variants is None else ["### Other readings", *sensitivity(table, units, variants)]),
         "## All skews: AUROC",
         all_skews(table, "auroc", (*FEDERATED, *CENTRAL, *CONTROLS)),
         "![AUROC against skew](geodesic_benchmark_skew.png)",

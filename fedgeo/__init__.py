@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from fedgeo import data as data
     from fedgeo import evaluation as evaluation
     from fedgeo import federation as federation
+    from fedgeo import page as page
+    from fedgeo import profile as profile
     from fedgeo import report as report
     from fedgeo import runs as runs
     from fedgeo import trees as trees
@@ -23,6 +25,11 @@ if TYPE_CHECKING:
     from fedgeo.algorithms.moments import prepare as prepare
     from fedgeo.algorithms.one_shot import one_shot as one_shot
     from fedgeo.baselines import controls as controls
+    from fedgeo.estimators import PAPER as PAPER
+    from fedgeo.estimators import DetectorWarning as DetectorWarning
+    from fedgeo.estimators import FedKAD as FedKAD
+    from fedgeo.estimators import GeodesicSVDD as GeodesicSVDD
+    from fedgeo.estimators import load as load
     from fedgeo.federation import everyone as everyone
     from fedgeo.federation import fed_round as fed_round
     from fedgeo.federation import fit as fit
@@ -40,6 +47,7 @@ if TYPE_CHECKING:
     from fedgeo.protocol import Model as Model
     from fedgeo.protocol import Rows as Rows
     from fedgeo.protocol import Series as Series
+    from fedgeo.runs import evaluate as evaluate
 
 _MODULES = {
     "controls": "fedgeo.baselines.controls",
@@ -47,6 +55,8 @@ _MODULES = {
     "evaluation": "fedgeo.evaluation",
     "federation": "fedgeo.federation",
     "koopman": "fedgeo.algorithms.koopman",
+    "page": "fedgeo.page",
+    "profile": "fedgeo.profile",
     "report": "fedgeo.report",
     "runs": "fedgeo.runs",
     "trees": "fedgeo.trees",
@@ -59,12 +69,14 @@ _HOMES = {
     "fedgeo.algorithms.local": ("local_only",),
     "fedgeo.algorithms.moments": ("prepare",),
     "fedgeo.algorithms.one_shot": ("one_shot",),
+    "fedgeo.estimators": ("PAPER", "DetectorWarning", "FedKAD", "GeodesicSVDD", "load"),
     "fedgeo.federation": ("everyone", "fed_round", "fit", "score", "uniform"),
     "fedgeo.models.autoencoders": ("lstm_autoencoder", "usad"),
     "fedgeo.models.encoder": ("geodesic_svdd",),
     "fedgeo.models.tranad": ("tranad",),
     "fedgeo.models.window_svdd": ("window_svdd",),
     "fedgeo.protocol": ("Cohort", "Examples", "FedAlgorithm", "FedState", "Model", "Rows", "Series"),
+    "fedgeo.runs": ("evaluate",),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,14 +1,18 @@
 """The command line; the only module that prints."""
 
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import pandas as pd
 import tyro
 from rich.console import Console
@@ -22,7 +26,9 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedgeo import data, report, runs
+from fedgeo import data, page, profile, report, runs
+from fedgeo.deploy import runtime as deploy
+from fedgeo.estimators import DetectorWarning, FedKAD
 
 console = Console(highlight=False)
 
@@ -133,7 +139,228 @@ class Run:
         self.method.run()
 
 
-Command = Annotated[Demo, tyro.conf.subcommand("demo")] | Annotated[Run, tyro.conf.subcommand("run")]
+@dataclass(frozen=True)
+class Data:
+    """Fetch a data set from its publisher, every file checked; names those that must be got by hand."""
+
+    name: tyro.conf.Positional[Literal["smd", "adult", "covertype", "smap", "msl", "psm", "titanic"]]
+    """data set; of SMD the 23 machines of 28 whose checksums we have"""
+    root: Path | None = None
+    """folder to put the data set's folder in; FEDGEO_DATA by default"""
+
+    def run(self) -> None:
+        """Fetch and say where."""
+        folder = {"smd": "SMD", "psm": "PSM", "smap": "SMAP_MSL", "msl": "SMAP_MSL"}.get(self.name, self.name)
+        with _progress(f"Fetching {folder}") as on_step:
+            path = data.download(folder, self.root, on_file=on_step)
+        console.print(f"{folder}: {path}")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A detector from machines' own CSV files: FedKAD with our recommended settings, a threshold for every machine."""
+
+    files: tyro.conf.Positional[tuple[Path, ...]]
+    """one CSV file of normal rows a machine, which is called by the file's name; or folders of such files"""
+    out: Path = Path("detector")
+    """the detector's file"""
+    time: str | None = None
+    """name of the column of times, if it is not a usual one"""
+    missing: data.Missing = "error"
+    """on missing values: name the first one and stop, take the last value, or that and leave it out of the score"""
+    threshold: Literal["quantile", "rate", "pot"] = "quantile"
+    """how thresholds are set on the last rows of each file, which are not trained on"""
+    quantile: float = 0.99
+    """of those rows' scores, for a threshold by quantile"""
+    rate: float = 0.01
+    """of alarms on those rows, at most, for a threshold by rate"""
+    validation: float = 0.15
+    """share of each file kept for its threshold"""
+    rank: int = 24
+    """columns of the subspace that machines share"""
+    window: int = 20
+    """rows a window"""
+    rounds: int = 30
+    """federated rounds"""
+    seed: int = 0
+    """of all that is random"""
+
+    def run(self) -> None:
+        """Read, fit, say what was found, save."""
+        if self.out.exists() and not deploy.is_detector(self.out):
+            raise FileExistsError(f"{self.out} is there and is no detector; choose another file with --out")
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        clients = _machines(self.files, self.time)
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("files", "out", "time")}
+        with _progress(f"FedKAD on {len(clients)} machines") as on_step, warnings.catch_warnings():
+            warnings.simplefilter("ignore", DetectorWarning)  # the notes say the same
+            model = FedKAD(**own, progress=lambda done: on_step(f"{done} rounds", self.rounds)).fit(clients)
+        shown = model.calibration_.copy()
+        shown["threshold"] = shown["threshold"].map("{:.4g}".format)
+        shown["alarm_rate"] = shown["alarm_rate"].map("{:.2%}".format)
+        _print_table(shown.astype(str), "Thresholds, from rows that were not trained on")
+        for note in model.notes_:
+            console.print(f"note: {note}", markup=False)
+        console.print(f"Detector: {model.save(self.out)}")
+
+
+@dataclass(frozen=True)
+class Score:
+    """Scores and alarms of a machine's CSV file, as CSV."""
+
+    detector: tyro.conf.Positional[Path]
+    """the detector's file"""
+    rows: tyro.conf.Positional[Path]
+    """CSV file with the columns that the detector was fitted on"""
+    client: str | None = None
+    """whose rows they are; by default the client that is called like the file, or the only one"""
+    time: str | None = None
+    """name of the column of times, if it is not a usual one"""
+    out: Path | None = None
+    """file to write instead of the screen"""
+
+    def run(self) -> None:
+        """Read, score, write."""
+        detector = deploy.load(self.detector)
+        client = self.client or (self.rows.stem if self.rows.stem in detector.clients else None)
+        frame = data.read_csv(self.rows, time=self.time)
+        stream = detector if isinstance(detector, deploy.StreamDetector) else None
+        missing = "error" if detector.settings["missing"] == "error" else "ffill"
+        values, index = data.policy.read(
+            frame, detector.columns, str(self.rows), missing=missing, ordered=stream is not None
+        )
+        times = index.to_numpy() if isinstance(index, pd.DatetimeIndex) else None
+        scores = detector.score(values, client, times)
+        alarms = detector.alarms(scores, client)
+        table = pd.DataFrame({"score": scores, "alarm": alarms.astype(int)}, index=index)
+        table.index.name = "row" if times is None else "time"
+        if stream and alarms.any():
+            parts = stream.contributions(values, client, times)
+            table["channels"] = [
+                " ".join(deploy.causes(part, detector.columns)) if alarm else ""
+                for part, alarm in zip(parts, alarms, strict=True)
+            ]
+        table.to_csv(self.out or sys.stdout, float_format="%.9g")
+        scored = int(np.isfinite(scores).sum())
+        Console(stderr=True, highlight=False).print(
+            f"{len(table)} rows, {scored} with a score, {int(alarms.sum())} alarms "
+            f"({alarms.sum() / max(scored, 1):.2%}) above {detector.threshold(client):.4g}"
+        )
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Rows of CSV from standard input: a line of score and alarm for each as it comes, bad lines reported."""
+
+    detector: tyro.conf.Positional[Path]
+    """the detector's file"""
+    client: str | None = None
+    """whose rows they are; may be left out where there is only one"""
+    time: str | None = None
+    """name of the column of times, if it is not a usual one"""
+    json: bool = False
+    """one JSON object a line instead of CSV"""
+
+    def run(self) -> None:
+        """The same as ``python runtime.py`` on a device."""
+        options = [f"--client={self.client}"] * (self.client is not None) + ["--json"] * self.json
+        sys.exit(
+            deploy.main([str(self.detector), *options, *[f"--time={self.time}"] * (self.time is not None)])
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """One self-contained HTML page from a folder of results: tables, pictures, and what may be concluded."""
+
+    folder: tyro.conf.Positional[Path]
+    """what run or demo wrote; results in folders below it come on the same page"""
+    out: Path | None = None
+    """the page; report.html in the folder by default"""
+
+    def run(self) -> None:
+        """Write the page and say where it is."""
+        path = page.write(self.folder, self.out)
+        console.print(f"Page: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+
+
+@dataclass(frozen=True)
+class ProfileFedKAD:
+    """FedKAD on generated streams, by default of the size of the Server Machine Dataset."""
+
+    sizes: tyro.conf.OmitArgPrefixes[profile.FedKADSizes] = field(default_factory=profile.FedKADSizes)
+    repeats: int = 3
+    """runs of each stage, taken in turns; the median counts"""
+    trace: Path | None = None
+    """folder for a trace that Perfetto (ui.perfetto.dev) or TensorBoard opens"""
+    json: bool = False
+    """print one JSON object instead of a table"""
+
+    def run(self) -> None:
+        """Measure and print."""
+        _print_profile(profile.profile_fedkad(self.sizes, repeats=self.repeats, trace=self.trace), self.json)
+
+
+@dataclass(frozen=True)
+class ProfileGeodesic:
+    """Geodesic-SVDD on generated rows."""
+
+    sizes: tyro.conf.OmitArgPrefixes[profile.GeodesicSizes] = field(default_factory=profile.GeodesicSizes)
+    repeats: int = 3
+    """runs of each stage, taken in turns; the median counts"""
+    trace: Path | None = None
+    """folder for a trace that Perfetto (ui.perfetto.dev) or TensorBoard opens"""
+    json: bool = False
+    """print one JSON object instead of a table"""
+
+    def run(self) -> None:
+        """Measure and print."""
+        _print_profile(
+            profile.profile_geodesic(self.sizes, repeats=self.repeats, trace=self.trace), self.json
+        )
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a training's time goes: compiling and running apart, operations, bytes, share of the matmul rate."""
+
+    method: tyro.conf.OmitSubcommandPrefixes[
+        Annotated[ProfileFedKAD, tyro.conf.subcommand("fedkad")]
+        | Annotated[ProfileGeodesic, tyro.conf.subcommand("geodesic-svdd")]
+    ]
+
+    def run(self) -> None:
+        """Profile the method."""
+        self.method.run()
+
+
+Command = (
+    Annotated[Demo, tyro.conf.subcommand("demo")]
+    | Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Data, tyro.conf.subcommand("data")]
+    | Annotated[Fit, tyro.conf.subcommand("fit")]
+    | Annotated[Score, tyro.conf.subcommand("score")]
+    | Annotated[Watch, tyro.conf.subcommand("watch")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Profile, tyro.conf.subcommand("profile")]
+)
+
+
+def _machines(files: Sequence[Path], time: str | None) -> dict[str, pd.DataFrame]:
+    """Frames by machine, from CSV files and folders of them."""
+    paths: list[Path] = []
+    for path in files:
+        found = sorted(p for p in path.iterdir() if p.suffix in (".csv", ".txt")) if path.is_dir() else [path]
+        if not found:
+            raise ValueError(f"no .csv or .txt file in {path}")
+        paths += found
+    if not paths:
+        raise ValueError("no files; name one CSV file a machine, or a folder of them")
+    if doubled := [stem for stem, times in Counter(path.stem for path in paths).items() if times > 1]:
+        raise ValueError(
+            f"several files are called {', '.join(doubled)}; machines are told apart by their file's name"
+        )
+    return {path.stem: data.read_csv(path, time=time) for path in paths}
 
 
 @contextmanager
@@ -187,6 +414,23 @@ def _folder(path: Path) -> Path:
     if not os.access(path, os.W_OK):
         raise PermissionError(f"cannot write to {path}; choose another folder with --out")
     return path
+
+
+def _print_profile(found: profile.Profile, as_json: bool) -> None:
+    if as_json:
+        console.out(json.dumps(found.as_json()))
+        return
+    console.print(", ".join(f"{name} {value}" for name, value in found.environment.items()))
+    console.print(", ".join(f"{name} {value}" for name, value in found.settings.items()))
+    _print_table(profile.shown(found), f"{found.method}: a training by stage, parts indented")
+    console.print(
+        f"float32 product at highest precision: {found.matmul_flops_per_second / 1e9:.3g} GFLOP/s; "
+        f"peak memory of the {found.peak_of}: {found.peak_bytes / 1e6:,.0f} MB"
+    )
+    for note in found.notes:
+        console.print(note)
+    if found.trace:
+        console.print(f"Trace: {found.trace} (open it at ui.perfetto.dev, or its folder in TensorBoard)")
 
 
 def _finish(result: runs.Result, out: Path) -> None:

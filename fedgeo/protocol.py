@@ -66,6 +66,9 @@ class FedAlgorithm(NamedTuple):
         sync: ``(server, client) -> client``; runs after the second broadcast: ADMM's dual step, else identity.
         deploy: ``(server, client, data_k) -> detector``; the client's detector.
         score: ``(detector, x) -> (T,)`` or ``(N,)``; higher is more anomalous, NaN while a window fills.
+        merge: ``(uploads, weights) -> upload``, one upload that stands for several, with the sum of their weights; then
+            an engine may add up a cohort block by block instead of holding all its uploads, and ``aggregate`` sees
+            fewer uploads than the cohort has clients. None where ``aggregate`` must see every upload.
     """
 
     init: Callable[[Key, PyTree], FedState]
@@ -75,6 +78,7 @@ class FedAlgorithm(NamedTuple):
     sync: Callable[[PyTree, PyTree], PyTree]
     deploy: Callable[[PyTree, PyTree, PyTree], PyTree]
     score: Callable[[PyTree, jax.Array], jax.Array]
+    merge: Callable[[PyTree, jax.Array], PyTree] | None = None
 
 
 Loss = Callable[[Key, PyTree, PyTree, jax.Array, jax.Array], jax.Array]

@@ -6,11 +6,12 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import jax
 import numpy as np
@@ -21,7 +22,7 @@ from matplotlib.ticker import NullFormatter
 
 from fedgeo import evaluation
 from fedgeo.algorithms.fedkad import POWER_ITERATIONS, RECOMMENDED
-from fedgeo.runs import METRICS, Result
+from fedgeo.runs import METRICS, Result, StreamExample
 
 TITLES = {
     "auroc": "AUROC",
@@ -54,7 +55,7 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str:
-    """The commit of the source tree, ``+`` if it was changed since, or "installed" outside a repository."""
+    """The commit of the source tree, ``+`` if its code was changed since, or "installed" outside a repository."""
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         return "installed"
@@ -63,7 +64,10 @@ def _commit() -> str:
         [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False
     )
     dirty = subprocess.run(
-        [*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=False
+        [*git, "status", "--porcelain", "-uno", "--", "*.py", "*.toml"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return head.stdout.strip() + ("+" if dirty.stdout.strip() else "") or "unknown"
 
@@ -150,12 +154,20 @@ def upload(result: Result) -> str:
     return f"Upload: {size} a client and round, once in the one-shot protocol."
 
 
+_ALWAYS = ("data", "seeds", "quantile", "upload_bytes_per_client_and_round")
+SETTINGS = {"client": (*_ALWAYS, "clients", "cohort", "smoothing"), "class": (*_ALWAYS, "clients")}
+"""Settings that reading a result takes, by unit."""
+
+OPTIONAL = ("history.csv", "curves.csv", "stream.npz", "stream_alarms.csv")
+"""Files that a result may lack: a method without rounds has no history, a table no stream."""
+
+
 def write(result: Result, folder: str | os.PathLike[str]) -> Path:
-    """Write ``table.md``, ``table.csv``, ``units.csv``, ``seconds.csv`` and ``run.json`` to a folder.
+    """Write ``table.md``, ``table.csv``, ``units.csv``, ``seconds.csv``, ``run.json`` and :data:`OPTIONAL` to a folder.
 
     Args:
         result: what to write.
-        folder: created if absent; files of those names are replaced.
+        folder: created if absent; files of those names are replaced, and removed where the result has none.
 
     Returns:
         The folder.
@@ -166,15 +178,128 @@ def write(result: Result, folder: str | os.PathLike[str]) -> Path:
     result.table().to_csv(path / "table.csv", float_format="%.4f")
     result.units.to_csv(path / "units.csv", index=False, float_format="%.6g")
     result.seconds.to_csv(path / "seconds.csv", float_format="%.4f")
-    record = {"name": result.name, "made_by": made_by, "settings": result.settings, "notes": result.notes}
-    record |= result.details
+    for name in OPTIONAL:
+        (path / name).unlink(missing_ok=True)
+    if len(result.history):
+        result.history.to_csv(path / "history.csv", index=False, float_format="%.6g")
+    if len(result.curves):
+        result.curves.to_csv(path / "curves.csv", index=False, float_format="%.4f")
+    if result.stream:
+        _write_stream(result.stream, path)
+    record = {"name": result.name, "unit": result.unit, "made_by": made_by, "settings": result.settings}
+    record |= {"notes": result.notes} | result.details
     (path / "run.json").write_text(json.dumps(record, indent=2, default=str) + "\n")
     (path / "table.md").write_text(_markdown(result, made_by))
     return path
 
 
-def _markdown(result: Result, made_by: dict[str, Any]) -> str:
+def _write_stream(stream: StreamExample, path: Path) -> None:
+    stream.alarms.to_csv(path / "stream_alarms.csv", index=False, float_format="%.4g")
+    np.savez_compressed(
+        path / "stream.npz", client=stream.client, method=stream.method, channels=np.array(stream.channels, str),
+        x=stream.x.astype(np.float32), parts=stream.parts.astype(np.float32),
+        scores=stream.scores.astype(np.float32), labels=stream.labels.astype(np.int8),
+        threshold=np.float64(stream.threshold),
+    )  # fmt: skip
+
+
+class Saved(NamedTuple):
+    """A result read back, with what made it."""
+
+    result: Result
+    made_by: dict[str, Any]
+
+
+def read(folder: str | os.PathLike[str]) -> Saved:
+    """Read back what :func:`write` wrote, but for the scores of all clients.
+
+    Args:
+        folder: with ``run.json``, ``units.csv``, ``seconds.csv``, and any of :data:`OPTIONAL`.
+
+    Raises:
+        ValueError: a file is missing or damaged; says which, and what to do.
+    """
+    path = Path(folder)
+    record = _read(path / "run.json", lambda file: json.loads(file.read_text()))
+    if not isinstance(record, dict) or not {"name", "unit", "made_by", "settings", "notes"} <= set(record):
+        raise ValueError(f"{path / 'run.json'} is not what this version writes; run the method again")
+    if record["unit"] not in METRICS:
+        raise ValueError(f"{path / 'run.json'} has the unit {record['unit']!r}, want any of {list(METRICS)}")
+    settings = record["settings"]
+    if missing := [name for name in SETTINGS[record["unit"]] if name not in settings]:
+        raise ValueError(f"{path / 'run.json'} has no setting {', '.join(missing)}; run the method again")
+    units = _read_table(path / "units.csv", ("method", "seed", "unit", *METRICS[record["unit"]]))
+    seconds = _read_table(path / "seconds.csv", ("method", "compile", "run_per_seed")).set_index("method")
+    if not len(units):
+        raise ValueError(f"{path / 'units.csv'} has no rows; run the method again")
+    columns = {"history.csv": ("method", "seed", "round"), "curves.csv": ("method", "recall", "precision")}
+    history, curves = (
+        _read_table(path / name, wanted) if (path / name).exists() else pd.DataFrame()
+        for name, wanted in columns.items()
+    )
+    stream = _read_stream(path) if (path / "stream.npz").exists() else None
+    own = ("name", "unit", "made_by", "settings", "notes")
+    details = {key: value for key, value in record.items() if key not in own}
+    result = Result(
+        record["name"], record["unit"], units, seconds, settings, record["notes"], details,
+        history=history, curves=curves, stream=stream,
+    )  # fmt: skip
+    return Saved(result, record["made_by"])
+
+
+def _read_stream(path: Path) -> StreamExample:
+    def arrays(file: Path) -> dict[str, np.ndarray]:
+        with file.open("rb") as stream, np.load(stream) as archive:  # without pickles
+            return dict(archive)
+
+    found = _read(path / "stream.npz", arrays)
+    wanted = {"client", "method", "channels", "x", "parts", "scores", "labels", "threshold"}
+    if missing := wanted - set(found):
+        raise ValueError(
+            f"{path / 'stream.npz'} has no array {', '.join(sorted(missing))}; run the method again"
+        )
+    rows, shown = len(found["scores"]), len(found["channels"])
+    shapes = {"x": (rows, shown), "parts": (rows, shown), "labels": (rows,), "threshold": ()}
+    for name, shape in shapes.items():
+        if found[name].shape != shape:
+            raise ValueError(
+                f"{path / 'stream.npz'}: {name} has the shape {found[name].shape}, want {shape}; run the method again"
+            )
+    return StreamExample(
+        str(found["client"]), str(found["method"]), tuple(map(str, found["channels"])), found["x"], found["parts"],
+        found["scores"], found["labels"], float(found["threshold"]),
+        _read_table(path / "stream_alarms.csv", ("first", "last", "rows", "peak", "true")),
+    )  # fmt: skip
+
+
+def _read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    frame = _read(path, pd.read_csv)
+    if missing := [name for name in columns if name not in frame.columns]:
+        raise ValueError(f"{path} has no column {', '.join(missing)}; run the method again")
+    return frame
+
+
+def _read(path: Path, read_file: Callable[[Path], Any]) -> Any:
+    try:
+        return read_file(path)
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path} is missing, so this is half a result; run the method again with --out {path.parent}"
+        ) from None
+    except (ValueError, OSError, KeyError, BadZipFile) as error:  # what JSON, pandas and numpy raise
+        raise ValueError(f"{path} cannot be read ({error}); run the method again") from error
+
+
+def origin(made_by: Mapping[str, Any], quote: str = "") -> str:
+    """Where a result comes from, in words: what :func:`provenance` returned, the command between ``quote``."""
     versions = ", ".join(f"{name} {version}" for name, version in made_by["versions"].items())
+    return (
+        f"{quote}{made_by['command']}{quote} at commit {made_by['commit']}, {made_by['time']}, "
+        f"Python {made_by['python']}, {versions}, on {made_by['device']} with {made_by['processors']} processors."
+    )
+
+
+def _markdown(result: Result, made_by: dict[str, Any]) -> str:
     parts = [
         f"# {result.name}",
         shown(result).to_markdown(disable_numparse=True),
@@ -187,8 +312,7 @@ def _markdown(result: Result, made_by: dict[str, Any]) -> str:
         "## Settings",
         "\n".join(f"- {key}: {value}" for key, value in result.settings.items()),
         "## Made by",
-        f"`{made_by['command']}` at commit {made_by['commit']}, {made_by['time']}, Python {made_by['python']}, "
-        f"{versions}, on {made_by['device']} with {made_by['processors']} processors.",
+        origin(made_by, quote="`"),
     ]
     return "\n\n".join(parts) + "\n"
 

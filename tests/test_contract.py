@@ -41,7 +41,7 @@ ALGORITHMS = {
     "fedkad_warm": fedkad(LIFT, rank=2, inner_steps=2, start="warm"),
     "fedkad_recommended": fedkad(LIFT, rank=2, inner_steps=2, **RECOMMENDED),
     "geodesic_iter": fedavg(MODEL, epochs=2, batch_size=16),
-    "fedavg_mlp": fedavg(mlp_svdd(latent=4, width=8), epochs=2, batch_size=16),
+    "fedavg_mlp": fedavg(mlp_svdd(latent=4, width=8), epochs=2, batch_size=16, stateful=True),
     "geodesic_one_shot": one_shot(MODEL, epochs=2, batch_size=16),
     "window_svdd": fedavg(
         window_svdd(sizes=(8, 4)), epochs=2, batch_size=16, examples=windows(WINDOW, stride=2)
@@ -147,6 +147,25 @@ def test_blocks_and_progress_change_no_result(name, alg):
     half, _ = federation.fit(alg, key, data, rounds=1)
     resumed, _ = federation.fit(alg, key, data, rounds=1, state=half, first_round=1)
     chex.assert_trees_all_equal(resumed, want)
+
+
+def test_a_merged_upload_stands_for_those_it_is_made_of(name, alg):
+    if alg.merge is None:
+        pytest.skip("this server must see every upload")
+    data, key = make_data(name), jax.random.key(0)
+    state = federation.init(alg, key, data)
+    done = [
+        alg.update(key, state.server, client_of(state.clients, k), client_of(data, k))[1] for k in (0, 1, 3)
+    ]
+    uploads = jax.tree.map(lambda *leaves: jnp.stack(leaves), *done)
+    weights = jnp.asarray([2.0, 0.0, 5.0])
+    two = jax.tree.map(lambda leaf: leaf[:2], uploads)
+    merged = jax.tree.map(lambda a, b: jnp.stack([a, b[2]]), alg.merge(two, weights[:2]), uploads)
+    want = alg.aggregate(state.server, uploads, weights, Cohort(jnp.asarray([0, 1, 3]), weights > 0))
+    got = alg.aggregate(
+        state.server, merged, jnp.asarray([2.0, 5.0]), Cohort(jnp.arange(2), jnp.ones(2, bool))
+    )
+    assert_same(got, want, 2e-6)
 
 
 def test_padding_is_invisible(name, alg):

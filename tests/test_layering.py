@@ -16,6 +16,8 @@ ALLOWED = {
     "fedgeo.protocol": {"jax"},
     "fedgeo.trees": {"jax", "numpy", "fedgeo.protocol"},
     "fedgeo.data": NUMERIC | {"fedgeo.protocol", "fedgeo.data"},
+    "fedgeo.data.csv_files": NUMERIC | {"fedgeo.data", "fedgeo.deploy.runtime"},
+    "fedgeo.data.downloads": {"pooch", "fedgeo.data"},
     "fedgeo.models": {"jax", "flax", "manifolds", "fedgeo.protocol", "fedgeo.models"},
     "fedgeo.algorithms": {
         "jax",
@@ -34,8 +36,16 @@ ALLOWED = {
     | {"jax", "optax"}
     | {f"fedgeo.{n}" for n in ("protocol", "trees", "data", "models", "algorithms", "federation")}
     | {f"fedgeo.{n}" for n in ("evaluation", "baselines", "runs")},
+    "fedgeo.estimators": NUMERIC
+    | {"jax", "optax", "manifolds", "fedgeo.deploy.runtime"}
+    | {f"fedgeo.{n}" for n in ("protocol", "trees", "data", "models", "algorithms", "federation")}
+    | {f"fedgeo.{n}" for n in ("evaluation", "estimators")},
     "fedgeo.report": NUMERIC
     | {"jax", "matplotlib", "scikit_posthocs", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
+    "fedgeo.page": NUMERIC
+    | {"matplotlib", "jinja2", "markupsafe", "fedgeo.report", "fedgeo.runs", "fedgeo.evaluation"},
+    "fedgeo.profile": {"jax", "numpy", "pandas", "optax", "fedgeo.protocol"}
+    | {f"fedgeo.{n}" for n in ("models", "algorithms", "federation")},
     "fedgeo.deploy": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.flower": {"jax", "numpy", "flwr", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.runtime": {"numpy"},
@@ -47,7 +57,7 @@ ALLOWED = {
         "fedgeo.models",
         "fedgeo.deploy.runtime",
     },
-    "fedgeo.cli": {"pandas", "tyro", "rich", "fedgeo"},
+    "fedgeo.cli": {"numpy", "pandas", "tyro", "rich", "fedgeo"},
     "fedgeo": {"fedgeo"},
 }
 

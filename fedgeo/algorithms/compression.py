@@ -130,7 +130,7 @@ def compressed(
             decoded = jax.tree.map(lambda leaf, around: leaf + around[None], decoded, reference(server))
         return alg.aggregate(server, decoded, weights, cohort)
 
-    return alg._replace(update=update, aggregate=aggregate)
+    return alg._replace(update=update, aggregate=aggregate, merge=None)
 
 
 def _norm(leaves: list[jax.Array]) -> jax.Array:

@@ -5,6 +5,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from fedgeo import trees
@@ -33,6 +34,7 @@ def fedavg(
     batch_size: int = 128,
     examples: Examples = ROWS,
     max_steps: int | None = None,
+    stateful: bool = False,
     mean: Callable[[PyTree, jax.Array], PyTree] = trees.mean,
 ) -> FedAlgorithm:
     """FedAvg (McMahan et al. 2017), weighted by n_k; Protocol B and Algorithm 1 of Geodesic-SVDD, arXiv 2610.33619.
@@ -42,11 +44,13 @@ def fedavg(
 
     Args:
         model: what to train.
-        optimizer: each client's, started anew every round; ``optax.adam(1e-3)`` by default.
+        optimizer: each client's; ``optax.adam(1e-3)`` by default.
         epochs: local epochs a round.
         batch_size: examples a local step.
         examples: how to read them out of a client's data.
         max_steps: local steps an epoch at most; None for every example in every epoch.
+        stateful: a client keeps its optimiser's state for the next round it takes part in; otherwise it starts it anew
+            in every round, and a few steps of Adam are then little more than the signs of the gradient.
         mean: ``(uploads, weights) -> params``; or a robust one, :func:`fedgeo.trees.median` or
             ``fedgeo.trees.trimmed_mean(0.1)``, to which all clients with examples count alike.
     """
@@ -56,27 +60,36 @@ def fedavg(
     )  # fmt: skip
 
     def init(key: Key, data: PyTree) -> FedState:
-        return FedState(FedAvgServer(*local.shared_start(model, key, data, examples)), ())
+        server = FedAvgServer(*local.shared_start(model, key, data, examples))
+        if not stateful:
+            return FedState(server, ())
+        num_clients = len(jax.tree.leaves(data)[0])
+        states = train.start(server.params)
+        return FedState(
+            server, jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_clients, *jnp.shape(leaf))), states)
+        )
 
     def update(
-        key: Key, server: FedAvgServer, client: tuple[()], data_k: PyTree
-    ) -> tuple[tuple[()], PyTree, dict[str, jax.Array]]:
-        params, metrics = train(key, server.params, server.anchor, data_k)
-        return client, params, metrics
+        key: Key, server: FedAvgServer, client: PyTree, data_k: PyTree
+    ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
+        before = client if stateful else train.start(server.params)
+        params, after, metrics = train.run(key, server.params, before, server.anchor, data_k)
+        return after if stateful else client, params, metrics
 
     def aggregate(server: FedAvgServer, uploads: PyTree, weights: jax.Array, cohort: Cohort) -> FedAvgServer:
         del cohort
         return FedAvgServer(mean(uploads, weights), model.advance(server.anchor))
 
-    def sync(server: FedAvgServer, client: tuple[()]) -> tuple[()]:
+    def sync(server: FedAvgServer, client: PyTree) -> PyTree:
         del server
         return client
 
-    def deploy(server: FedAvgServer, client: tuple[()], data_k: PyTree) -> FedAvgServer:
+    def deploy(server: FedAvgServer, client: PyTree, data_k: PyTree) -> FedAvgServer:
         del client, data_k
         return server
 
     def score(detector: FedAvgServer, x: jax.Array) -> jax.Array:
         return examples.score(partial(model.score, detector.params, detector.anchor), x)
 
-    return FedAlgorithm(init, update, local.example_count(examples), aggregate, sync, deploy, score)
+    merge = trees.mean if mean is trees.mean else None
+    return FedAlgorithm(init, update, local.example_count(examples), aggregate, sync, deploy, score, merge)

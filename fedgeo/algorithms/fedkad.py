@@ -193,7 +193,8 @@ def fedkad(
         errors = koopman.residuals(detector, x, horizon=horizon, residual=residual, scale=scale)
         return koopman.smooth(errors, smoothing)
 
-    return FedAlgorithm(init, update, weight, aggregate, sync, deploy, score)
+    merge = trees.mean if mean is trees.mean else None
+    return FedAlgorithm(init, update, weight, aggregate, sync, deploy, score, merge)
 
 
 def power_iterations(frame: jax.Array, data: Moments) -> jax.Array:

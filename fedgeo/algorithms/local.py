@@ -11,10 +11,19 @@ from fedgeo import trees
 from fedgeo.algorithms.examples import ROWS
 from fedgeo.protocol import Cohort, Examples, FedAlgorithm, FedState, Key, Model, PyTree
 
-Trainer = Callable[[Key, PyTree, PyTree, PyTree], tuple[PyTree, dict[str, jax.Array]]]
-"""``(key, params, anchor, data_k) -> (params, metrics)``."""
-
 _ANCHOR_BLOCK = 4096  # examples whose anchor is taken at a time
+
+
+class Trainer(NamedTuple):
+    """Local training.
+
+    Attributes:
+        start: ``(params) -> states``, one optimiser state a loss.
+        run: ``(key, params, states, anchor, data_k) -> (params, states, metrics)``.
+    """
+
+    start: Callable[[PyTree], PyTree]
+    run: Callable[[Key, PyTree, PyTree, PyTree, PyTree], tuple[PyTree, PyTree, dict[str, jax.Array]]]
 
 
 def trainer(
@@ -26,7 +35,7 @@ def trainer(
     examples: Examples = ROWS,
     max_steps: int | None = None,
 ) -> Trainer:
-    """Local training as in Algorithm 1 of Geodesic-SVDD: E epochs of shuffled minibatches, fresh optimiser state.
+    """Local training as in Algorithm 1 of Geodesic-SVDD: E epochs of shuffled minibatches.
 
     Padding is invisible and costs no step: a client with N examples takes ceil(N / batch_size) steps an epoch on
     batches of its own examples, and what lies beyond changes neither parameters nor optimiser state.
@@ -50,7 +59,12 @@ def trainer(
         )
     losses = (model.loss, *model.others)
 
-    def train(key: Key, params: PyTree, anchor: PyTree, data: PyTree) -> tuple[PyTree, dict[str, jax.Array]]:
+    def start(params: PyTree) -> PyTree:
+        return tuple(optimizer.init(params) for _ in losses)
+
+    def run(
+        key: Key, params: PyTree, states: PyTree, anchor: PyTree, data: PyTree
+    ) -> tuple[PyTree, PyTree, dict[str, jax.Array]]:
         valid = examples.mask(data)
         size = valid.shape[0]
         batch = min(batch_size, size)
@@ -87,16 +101,14 @@ def trainer(
                 params, states, value = descend(own_key, params, states, examples.take(data, index), mask)
                 return params, states, total + value
 
-            start = (*carry, jnp.zeros(()))
-            params, states, total = jax.lax.fori_loop(0, steps, step, start)
+            params, states, total = jax.lax.fori_loop(0, steps, step, (*carry, jnp.zeros(())))
             return (params, states), total / jnp.maximum(steps, 1)
 
-        states = tuple(optimizer.init(params) for _ in losses)
         keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, jnp.arange(epochs))
-        (params, _), history = jax.lax.scan(epoch, (params, states), keys)
-        return params, {"first_loss": history[0], "last_loss": history[-1]}
+        (params, states), history = jax.lax.scan(epoch, (params, states), keys)
+        return params, states, {"first_loss": history[0], "last_loss": history[-1]}
 
-    return train
+    return Trainer(start, run)
 
 
 def example_count(examples: Examples) -> Callable[[PyTree], jax.Array]:

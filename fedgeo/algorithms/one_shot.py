@@ -60,7 +60,8 @@ def one_shot(
     def update(
         key: Key, server: OneShotServer, client: tuple[()], data_k: Rows
     ) -> tuple[tuple[()], PyTree, dict[str, jax.Array]]:
-        params, metrics = train(key, server.params, server.anchor, data_k)
+        states = train.start(server.params)
+        params, _, metrics = train.run(key, server.params, states, server.anchor, data_k)
         return client, params, metrics
 
     def aggregate(

@@ -1,5 +1,9 @@
 """Data on the host: data sets, partitions over clients, scalers, and stacking with masks."""
 
+from fedgeo.data import policy as policy
+from fedgeo.data.csv_files import read_csv as read_csv
+from fedgeo.data.downloads import download as download
+from fedgeo.data.downloads import downloadable as downloadable
 from fedgeo.data.heterogeneity import heterogeneity as heterogeneity
 from fedgeo.data.partitions import dirichlet as dirichlet
 from fedgeo.data.partitions import iid as iid
@@ -7,6 +11,7 @@ from fedgeo.data.partitions import natural as natural
 from fedgeo.data.partitions import partition_table as partition_table
 from fedgeo.data.plants import fault_schedule as fault_schedule
 from fedgeo.data.plants import plants as plants
+from fedgeo.data.policy import Missing as Missing
 from fedgeo.data.scaling import Moments as Moments
 from fedgeo.data.scaling import Scaler as Scaler
 from fedgeo.data.scaling import constant_channels as constant_channels

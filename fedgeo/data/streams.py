@@ -52,7 +52,7 @@ class Streams:
         """The same federation with only the named clients, in the order given."""
         unknown = [name for name in names if name not in self.train]
         if unknown:
-            raise ValueError(f"no client {_listed(unknown)} in {self.name}; it has {_listed(self.names)}")
+            raise ValueError(f"no client {listed(unknown)} in {self.name}; it has {listed(self.names)}")
         keep = [{n: part[n] for n in names if n in part} for part in (self.train, self.test, self.labels)]
         return replace(self, train=keep[0], test=keep[1], labels=keep[2])
 
@@ -92,7 +92,7 @@ def from_arrays(
     Raises:
         ValueError: names client, part, row and channel of what is wrong, and the remedy.
     """
-    named_train = _named(train, "train")
+    named_train = named(train, "train")
     if not named_train:
         raise ValueError("train holds no clients; pass one (T, C) array a client, as a dict or a list")
     first = next(iter(named_train))
@@ -100,7 +100,7 @@ def from_arrays(
         channels = _columns(named_train[first], _shape(named_train[first], first, "train"))
     channels = tuple(str(c) for c in channels)
     if doubled := [name for name, times in Counter(channels).items() if times > 1]:
-        raise ValueError(f"several channels are called {_listed(doubled)}; want one name a channel")
+        raise ValueError(f"several channels are called {listed(doubled)}; want one name a channel")
 
     def matrices(clients: dict[str, Any], part: str) -> dict[str, np.ndarray]:
         return {n: _matrix(value, channels, n, part) for n, value in clients.items()}
@@ -108,11 +108,11 @@ def from_arrays(
     checked_test: dict[str, np.ndarray] = {}
     checked_labels: dict[str, np.ndarray] = {}
     if test is not None:
-        checked_test = matrices(_same_clients(_named(test, "test"), named_train, "test"), "test")
+        checked_test = matrices(_same_clients(named(test, "test"), named_train, "test"), "test")
     if labels is not None:
         if test is None:
             raise ValueError("labels without test streams; labels belong to test rows, so pass test too")
-        given = _same_clients(_named(labels, "labels"), named_train, "labels")
+        given = _same_clients(named(labels, "labels"), named_train, "labels")
         checked_labels = {n: _label_vector(value, len(checked_test[n]), n) for n, value in given.items()}
     return Streams(matrices(named_train, "train"), checked_test, checked_labels, channels, name)
 
@@ -203,7 +203,7 @@ def _telemanom(root: str | os.PathLike[str] | None, spacecraft: str) -> Streams:
     table = pd.read_csv(table_path)
     absent = [c for c in _TELEMANOM_COLUMNS if c not in table.columns]
     if absent:
-        raise ValueError(f"{table_path} lacks the column {_listed(absent)}; it has {_listed(table.columns)}")
+        raise ValueError(f"{table_path} lacks the column {listed(absent)}; it has {listed(table.columns)}")
     table = table[table["spacecraft"] == spacecraft].sort_values("chan_id", kind="stable")
     if table.empty:
         raise ValueError(f"{table_path} names no client of spacecraft {spacecraft}; fetch it again")
@@ -251,10 +251,15 @@ def _text_file(path: Path) -> np.ndarray:
         ) from error
 
 
-def _named(clients: Clients, part: str) -> dict[str, Any]:
+def named(clients: Clients, part: str) -> dict[str, Any]:
+    """Clients by name; those of a list are called ``client-0``, ``client-1``, ...
+
+    Raises:
+        ValueError: doubled names, or the data of one client alone.
+    """
     if isinstance(clients, Mapping):
         if doubled := [name for name, times in Counter(map(str, clients)).items() if times > 1]:
-            raise ValueError(f"{part} has several clients called {_listed(doubled)}; want one name a client")
+            raise ValueError(f"{part} has several clients called {listed(doubled)}; want one name a client")
         return {str(name): value for name, value in clients.items()}
     one_array = isinstance(clients, np.ndarray) and clients.ndim < (2 if part == "labels" else 3)
     if one_array or isinstance(clients, pd.DataFrame):
@@ -269,8 +274,8 @@ def _same_clients(given: dict[str, Any], wanted: Mapping[str, Any], part: str) -
     extra = [n for n in given if n not in wanted]
     if missing or extra:
         raise ValueError(
-            f"{part} does not hold the clients of train: missing {_listed(missing) or 'none'}, "
-            f"unknown {_listed(extra) or 'none'}"
+            f"{part} does not hold the clients of train: missing {listed(missing) or 'none'}, "
+            f"unknown {listed(extra) or 'none'}"
         )
     return {n: given[n] for n in wanted}
 
@@ -294,7 +299,7 @@ def _matrix(value: Any, channels: tuple[str, ...], client: str, part: str) -> np
     shape = _shape(value, client, part)
     if shape[1] != len(channels):
         raise ValueError(
-            f"{where}: got {shape[1]} channels, want {len(channels)} ({_listed(channels)}); "
+            f"{where}: got {shape[1]} channels, want {len(channels)} ({listed(channels)}); "
             "all clients must measure the same channels"
         )
     x = _frame_values(value, channels, where) if isinstance(value, pd.DataFrame) else np.asarray(value)
@@ -317,13 +322,13 @@ def _frame_values(frame: pd.DataFrame, channels: tuple[str, ...], where: str) ->
     columns = tuple(str(c) for c in frame.columns)
     if columns != channels:
         raise ValueError(
-            f"{where}: columns are {_listed(columns)}, want {_listed(channels)} in this order; "
+            f"{where}: columns are {listed(columns)}, want {listed(channels)} in this order; "
             "select them with frame[columns]"
         )
     numeric = [pd.api.types.is_numeric_dtype(kind) for kind in frame.dtypes]
     bad = [c for c, is_numeric in zip(columns, numeric, strict=True) if not is_numeric]
     if bad:
-        raise ValueError(f"{where}: column {_listed(bad)} is not numeric; drop it, or make it the index")
+        raise ValueError(f"{where}: column {listed(bad)} is not numeric; drop it, or make it the index")
     return frame.to_numpy(dtype=np.float64, na_value=np.nan)
 
 
@@ -335,10 +340,11 @@ def _label_vector(value: Any, length: int, client: str) -> np.ndarray:
     if len(y) != length:
         raise ValueError(f"{where}: got {len(y)} labels for {length} test rows; want one a row")
     if y.dtype.kind not in "biuf" or not np.isin(y, (0, 1)).all():
-        raise ValueError(f"{where}: got values {_listed(np.unique(y))}, want 0 (normal) and 1 (anomalous)")
+        raise ValueError(f"{where}: got values {listed(np.unique(y))}, want 0 (normal) and 1 (anomalous)")
     return y.astype(np.int64)
 
 
-def _listed(items: Sequence[Any] | np.ndarray | pd.Index, limit: int = 6) -> str:
+def listed(items: Sequence[Any] | np.ndarray | pd.Index, limit: int = 6) -> str:
+    """The first items separated by commas, and how many there are."""
     shown = ", ".join(str(item) for item in items[:limit])
     return shown + (f", ... ({len(items)} in all)" if len(items) > limit else "")

@@ -51,9 +51,9 @@ def write(
         FileExistsError: there is something else.
     """
     path = Path(path)
-    if path.exists() and not (path.is_file() and _is_detector(path)):
+    if path.exists() and not is_detector(path):
         raise FileExistsError(f"{path} is there and is no detector; choose another name")
-    kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}
+    kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}  # keeps 0-d arrays
     facts = {name: {"shape": a.shape, "dtype": a.dtype.str, "sha256": _sha256(a)} for name, a in kept.items()}
     text = json.dumps(
         {"format": form, "version": VERSION, **about, "arrays": facts}, indent=2, allow_nan=False
@@ -123,8 +123,12 @@ def read(path: str | os.PathLike[str], *, form: str = FORMAT) -> tuple[dict[str,
     return about, arrays
 
 
-def _is_detector(path: Path) -> bool:
-    return zipfile.is_zipfile(path) and ABOUT in zipfile.ZipFile(path).namelist()
+def is_detector(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a detector's file, of any version."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return ABOUT in archive.namelist()
 
 
 def _sha256(array: np.ndarray) -> str:
@@ -768,8 +772,8 @@ def watch(
             out = out._replace(time=when)
             score, alarm = stream.update(values, when or None)
             note = "a gap in time: the window starts anew" if stream.restarted else ""
-            causes = _causes(stream.contributions(), detector.columns) if alarm else ()
-            out = out._replace(score=score, alarm=int(alarm), channels=causes, note=note)
+            channels = causes(stream.contributions(), detector.columns) if alarm else ()
+            out = out._replace(score=score, alarm=int(alarm), channels=channels, note=note)
         except _HeaderError as error:
             raise ValueError(f"line {number}: {error}") from error
         except LateRowError as error:
@@ -782,10 +786,14 @@ def watch(
 
 
 CAUSES = 5
-"""Channels named for an alarm at most: the largest parts, as many as make up half of what belongs to channels."""
+"""Channels named for an alarm at most."""
 
 
-def _causes(parts: np.ndarray, columns: Sequence[str]) -> tuple[str, ...]:
+def causes(parts: np.ndarray, columns: Sequence[str]) -> tuple[str, ...]:
+    """Names of the channels that a row's score is due to, from its parts ``(C + 1,)``, the largest first.
+
+    As many as make up half of what belongs to channels, at most :data:`CAUSES`.
+    """
     own = parts[:-1]
     if not own.sum() > 0:
         return ()

@@ -3,6 +3,10 @@
 from fedgeo.evaluation.adjust import area_over_k as area_over_k
 from fedgeo.evaluation.adjust import point_adjust as point_adjust
 from fedgeo.evaluation.adjust import spans as spans
+from fedgeo.evaluation.calibration import Calibration as Calibration
+from fedgeo.evaluation.calibration import Rule as Rule
+from fedgeo.evaluation.calibration import calibrated as calibrated
+from fedgeo.evaluation.calibration import moving_mean as moving_mean
 from fedgeo.evaluation.collapse import LEAST_DISTINCT as LEAST_DISTINCT
 from fedgeo.evaluation.collapse import collapse_warnings as collapse_warnings
 from fedgeo.evaluation.collapse import distinct as distinct
@@ -21,6 +25,7 @@ from fedgeo.evaluation.protocols import validation_pot as validation_pot
 from fedgeo.evaluation.protocols import validation_quantile as validation_quantile
 from fedgeo.evaluation.ranking import auroc as auroc
 from fedgeo.evaluation.ranking import average_precision as average_precision
+from fedgeo.evaluation.ranking import precision_at as precision_at
 from fedgeo.evaluation.ranking import trapezoid_pr as trapezoid_pr
 from fedgeo.evaluation.significance import Paired as Paired
 from fedgeo.evaluation.significance import Practical as Practical

@@ -48,6 +48,29 @@ def average_precision(score: np.ndarray, labels: np.ndarray) -> float:
     return float(average_precision_score(y, rankdata(score, method="dense")))
 
 
+def precision_at(score: np.ndarray, labels: np.ndarray, recall: np.ndarray) -> np.ndarray:
+    """Precision at the highest threshold that reaches each level of recall; NaN with one class only.
+
+    A step function of recall, whose area from 0 to 1 is :func:`average_precision`.
+
+    Args:
+        score: ``(T,)``.
+        labels: ``(T,)``.
+        recall: ``(n,)`` levels in (0, 1].
+
+    Returns:
+        ``(n,)``.
+    """
+    recall = np.asarray(recall, dtype=np.float64)
+    if not ((recall > 0) & (recall <= 1)).all():
+        raise ValueError(f"levels of recall must lie in (0, 1], got {recall.min():g} to {recall.max():g}")
+    score, y = scored(score, labels)
+    if y.all() or not y.any():
+        return np.full(recall.shape, np.nan)
+    precision, reached, _ = precision_recall_curve(y, rankdata(score, method="dense"))
+    return precision[::-1][np.searchsorted(reached[::-1], recall)]
+
+
 def trapezoid_pr(score: np.ndarray, labels: np.ndarray) -> float:
     """Trapezoids under the precision-recall curve; NaN with one class only.
 

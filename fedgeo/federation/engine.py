@@ -25,29 +25,60 @@ from fedgeo.federation.participation import Sampler, everyone
 from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key, PyTree
 
 
-def _map_clients(
-    function: Callable[..., Any],
-    shared: PyTree,
-    arguments: PyTree,
-    block_size: int | None,
-    mesh: Mesh | None = None,
-) -> Any:
-    """Map ``function(shared, *arguments_k)`` over the leading axis of the arguments.
+def _over_clients(work: Callable[..., Any], arguments: PyTree, block_size: int | None) -> Any:
+    """Map ``work(*arguments_k)`` over the leading axis, all at once, or ``block_size`` clients at a time."""
+    if block_size is None:
+        return jax.vmap(lambda a: work(*a))(arguments)
+    return jax.lax.map(lambda a: work(*a), arguments, batch_size=block_size)
 
-    All at once, or ``block_size`` clients at a time to cap memory; over the devices of a mesh each works on its share.
+
+def _merge_blocks(
+    merge: Callable[[PyTree, jax.Array], PyTree],
+    work: Callable[..., Any],
+    arguments: PyTree,
+    active: jax.Array,
+    block_size: int,
+) -> tuple[Any, PyTree, jax.Array]:
+    """Map ``work`` over blocks of clients and add up their uploads, of which only one block's are held.
+
+    Returns:
+        What work returns but for the uploads; the merged upload, leaves ``(1, ...)``; and its weight ``(1,)``.
     """
 
-    def here(shared: PyTree, arguments: PyTree) -> Any:
-        if block_size is None:
-            return jax.vmap(lambda a: function(shared, *a))(arguments)
-        return jax.lax.map(lambda a: function(shared, *a), arguments, batch_size=block_size)
+    def block(carry: tuple[PyTree, jax.Array], some: tuple[PyTree, jax.Array]) -> Any:
+        clients, uploads, *rest = jax.vmap(lambda a: work(*a))(some[0])
+        weights, finite = rest[-2:]
+        counted = some[1] & finite
+        own = jnp.where(counted, weights, 0)
+        uploads = trees.where(counted, uploads, jax.tree.map(jnp.zeros_like, uploads))
+        new = (merge(uploads, own), jnp.sum(own))
+        both = jax.tree.map(lambda a, b: jnp.stack([a, b.astype(a.dtype)]), carry, new)
+        return (merge(*both), jnp.sum(both[1])), (clients, *rest)
 
+    count = active.shape[0]
+    size = min(block_size, count)
+    whole = count // size * size
+    everything = (arguments, active)
+    of_one = jax.eval_shape(lambda: work(*jax.tree.map(lambda leaf: leaf[0], arguments))[1])
+    pair = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape), leaf.dtype), of_one)
+    total = jnp.zeros((), jnp.float32)
+    carry = (jax.tree.map(jnp.zeros_like, merge(pair, jnp.zeros(2))), total)
+    blocks = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, size, *leaf.shape[1:]), everything)
+    carry, done = jax.lax.scan(block, carry, blocks)
+    done = jax.tree.map(lambda leaf: leaf.reshape(whole, *leaf.shape[2:]), done)
+    if whole < count:
+        carry, last = block(carry, jax.tree.map(lambda leaf: leaf[whole:], everything))
+        done = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), done, last)
+    return done, *jax.tree.map(lambda leaf: leaf[None], carry)
+
+
+def _on_devices(function: Callable[..., Any], mesh: Mesh | None, shared: PyTree, arguments: PyTree) -> Any:
+    """``function(shared, arguments)``; over the devices of a mesh each works on its share of the arguments."""
     if mesh is None:
-        return here(shared, arguments)
+        return function(shared, arguments)
     axis = P(*mesh.axis_names)
-    return jax.shard_map(here, mesh=mesh, in_specs=(P(), axis), out_specs=axis, check_vma=False)(
-        shared, arguments
-    )
+    spread = jax.shard_map(function, mesh=mesh, in_specs=(P(), axis), out_specs=axis, check_vma=False)
+    return spread(shared, arguments)
 
 
 def fed_round(
@@ -81,20 +112,38 @@ def fed_round(
     before = trees.take(state.clients, index)
 
     def work(server: PyTree, k: Key, client: PyTree, data_k: PyTree) -> Any:
-        return *alg.update(k, server, client, data_k), alg.weight(data_k)
+        client, upload, metrics = alg.update(k, server, client, data_k)
+        weight = alg.weight(data_k)
+        return client, upload, metrics, weight, trees.all_finite((upload, client, weight))
 
     def fetch_and_work(server: PyTree, k: Key, client: PyTree, i: jax.Array) -> Any:
         return work(server, k, client, trees.take(data, i))  # a block of clients holds a block's data
 
-    if mesh is None:
-        done = _map_clients(fetch_and_work, state.server, (keys, before, index), block_size)
-    else:
-        done = _map_clients(work, state.server, (keys, before, trees.take(data, index)), block_size, mesh)
-    clients, uploads, metrics, weights = done
+    one = fetch_and_work if mesh is None else work
+    arguments = (keys, before, index if mesh is None else trees.take(data, index))
+    if alg.merge is None or block_size is None:
 
-    finite = trees.all_finite((uploads, clients, weights), batch_axes=1)
-    reported = Cohort(index, cohort.active & finite)
-    server, weights, enough, updated = combine(alg, state.server, uploads, weights, reported, quorum=quorum)
+        def stacked(server: PyTree, arguments: PyTree) -> Any:
+            return _over_clients(partial(one, server), arguments, block_size)
+
+        clients, uploads, metrics, weights, finite = _on_devices(stacked, mesh, state.server, arguments)
+        reported = Cohort(index, cohort.active & finite)
+        server, weights, enough, updated = combine(
+            alg, state.server, uploads, weights, reported, quorum=quorum
+        )
+    else:
+        merge, size = alg.merge, block_size
+
+        def merged(server: PyTree, arguments: PyTree) -> Any:
+            theirs, active = arguments
+            return _merge_blocks(merge, partial(one, server), theirs, active, size)
+
+        done, uploads, totals = _on_devices(merged, mesh, state.server, (arguments, cohort.active))
+        clients, metrics, weights, finite = done
+        weights = jnp.where(cohort.active & finite, weights, 0)
+        parts = Cohort(jnp.arange(totals.shape[0]), totals > 0)
+        aggregated = alg.aggregate(state.server, uploads, totals, parts)
+        server, enough, updated = _commit(state.server, aggregated, weights, quorum)
 
     synced = jax.vmap(alg.sync, in_axes=(None, 0), axis_size=index.shape[0])(server, clients)
     _check_same_form("sync", synced, before)
@@ -132,10 +181,18 @@ def combine(
     weights = jnp.where(reported.active, weights, 0)
     uploads = trees.where(reported.active, uploads, jax.tree.map(jnp.zeros_like, uploads))
     aggregated = alg.aggregate(server, uploads, weights, reported)
+    server, enough, updated = _commit(server, aggregated, weights, quorum)
+    return server, weights, enough, updated
+
+
+def _commit(
+    server: PyTree, aggregated: PyTree, weights: jax.Array, quorum: int
+) -> tuple[PyTree, jax.Array, jax.Array]:
+    """The new state, or the old one of a void round; whether enough clients counted; whether it is the new one."""
     _check_same_form("aggregate", aggregated, server)
     enough = jnp.sum(weights > 0) >= quorum
     updated = enough & trees.all_finite(aggregated)
-    return trees.where(updated, aggregated, server), weights, enough, updated
+    return trees.where(updated, aggregated, server), enough, updated
 
 
 def round_keys(key: Key, number: jax.Array | int) -> tuple[Key, Key]:
@@ -326,7 +383,7 @@ def _join(history: list[RoundInfo]) -> RoundInfo:
 
 def deploy(alg: FedAlgorithm, state: FedState, data: PyTree, *, block_size: int | None = None) -> PyTree:
     """Every client's detector, leaves ``(K, ...)``."""
-    return _map_clients(alg.deploy, state.server, (state.clients, data), block_size)
+    return _over_clients(partial(alg.deploy, state.server), (state.clients, data), block_size)
 
 
 def score(alg: FedAlgorithm, detectors: PyTree, x: PyTree, *, block_size: int | None = 1) -> jax.Array:
@@ -341,7 +398,7 @@ def score(alg: FedAlgorithm, detectors: PyTree, x: PyTree, *, block_size: int | 
     Returns:
         ``(K, T)`` or ``(K, N)``; what stands at padded rows means nothing.
     """
-    return _map_clients(lambda _, detector, rows: alg.score(detector, rows), (), (detectors, x), block_size)
+    return _over_clients(alg.score, (detectors, x), block_size)
 
 
 def upload_bytes(alg: FedAlgorithm, state: FedState, data: PyTree) -> int:

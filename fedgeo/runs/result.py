@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,36 @@ METRICS = {
 """What the main table shows for each kind of unit, by the names of ``evaluation.per_client``."""
 
 
+CURVE_POINTS = 100
+"""Levels of recall at which a run keeps the precision: the middles of as many equal steps from 0 to 1."""
+
+
+class StreamExample(NamedTuple):
+    """One client's test stream as one method saw it, for a picture.
+
+    Attributes:
+        client: whose.
+        method: whose score.
+        channels: the n channels that added most to the score where it raised an alarm.
+        x: ``(T, n)`` of those channels, in their own units.
+        parts: ``(T, n)`` what each of them added to the score.
+        scores: ``(T,)``, NaN during the warm-up.
+        labels: ``(T,)`` of 0 and 1.
+        threshold: an alarm is a score above it.
+        alarms: one row a detected span, as :func:`fedgeo.runs.streams.alarm_table` makes it.
+    """
+
+    client: str
+    method: str
+    channels: tuple[str, ...]
+    x: np.ndarray
+    parts: np.ndarray
+    scores: np.ndarray
+    labels: np.ndarray
+    threshold: float
+    alarms: pd.DataFrame
+
+
 @dataclass(frozen=True)
 class Result:
     """What a run found.
@@ -46,6 +76,10 @@ class Result:
         details: lists too long for a note, such as the constant channels by client.
         example: scores of one method and seed by client, for a picture.
         thresholds: those of ``example``.
+        history: one row a method, seed and round: means over the clients that counted (and over classes) of what the
+            algorithm reports, and how many counted.
+        curves: one row a method and level of recall: the precision there, mean over units and seeds.
+        stream: one client's stream with the parts of its score; None for tables.
     """
 
     name: str
@@ -57,6 +91,9 @@ class Result:
     details: dict[str, Any] = field(default_factory=dict)
     example: dict[str, np.ndarray] = field(default_factory=dict)
     thresholds: dict[str, float] = field(default_factory=dict)
+    history: pd.DataFrame = field(default_factory=pd.DataFrame)
+    curves: pd.DataFrame = field(default_factory=pd.DataFrame)
+    stream: StreamExample | None = None
 
     def table(self) -> pd.DataFrame:
         """One row a method, in percent: mean over units and seeds, its spreads, units covered, seeds.
@@ -127,6 +164,58 @@ def tidy(frames: Iterable[pd.DataFrame]) -> pd.DataFrame:
     """Frames with units as index, joined, with the unit as a column."""
     rows = pd.concat(frames).reset_index(names="unit")
     return rows[["method", "seed", *(c for c in rows.columns if c not in ("method", "seed"))]]
+
+
+def rounds_of(history: federation.RoundInfo) -> pd.DataFrame:
+    """One row a round: ``round``, ``counted`` clients, and the mean over those of every metric, NaN for none.
+
+    Args:
+        history: leaves ``(R, S, ...)``.
+    """
+    weight = np.asarray(history.weight)
+    counts = weight > 0
+    number = counts.sum(axis=1)
+    columns: dict[str, np.ndarray] = {"round": np.arange(len(weight)), "counted": number}
+    for name, values in history.metrics.items():
+        total = np.where(counts, np.asarray(values, np.float64), 0).sum(axis=1)
+        columns[name] = np.where(number > 0, total / np.maximum(number, 1), np.nan)
+    return pd.DataFrame(columns)
+
+
+def tidy_history(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Frames of :func:`rounds_of` with method and seed, joined; rounds of several classes become their mean."""
+    rows = [frame for frame in frames if len(frame)]
+    if not rows:
+        return pd.DataFrame()
+    return pd.concat(rows).groupby(["method", "seed", "round"], sort=False).mean().reset_index()
+
+
+class Curves:
+    """Collects precision at :data:`CURVE_POINTS` levels of recall, and averages it as the table does its metrics."""
+
+    def __init__(self) -> None:
+        self._levels = (np.arange(CURVE_POINTS) + 0.5) / CURVE_POINTS
+        self._found: dict[str, dict[int, list[np.ndarray]]] = {}
+
+    def add(
+        self, method: str, seed: int, scores: Mapping[str, np.ndarray], labels: Mapping[str, np.ndarray]
+    ) -> None:
+        """Scores and labels ``(T,)`` by unit; units with one class only have no curve."""
+        curves = [evaluation.precision_at(s, labels[unit], self._levels) for unit, s in scores.items()]
+        defined = [curve for curve in curves if not np.isnan(curve).any()]
+        self._found.setdefault(method, {}).setdefault(seed, []).extend(defined)
+
+    def table(self) -> pd.DataFrame:
+        """Columns ``method``, ``recall`` and ``precision``; methods without any curve are left out."""
+        frames = []
+        for method, seeds in self._found.items():
+            means = [np.mean(curves, axis=0) for curves in seeds.values() if curves]
+            if means:
+                precision = np.mean(means, axis=0)
+                frames.append(
+                    pd.DataFrame({"method": method, "recall": self._levels, "precision": precision})
+                )
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
 class Program:

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pandas as pd
-from numpy.lib.stride_tricks import sliding_window_view
 
-from fedgeo import data, federation
+from fedgeo import data, evaluation, federation
 from fedgeo.algorithms import comparators, koopman, moments
 from fedgeo.algorithms.fedkad import RECOMMENDED, Start, fedkad
 from fedgeo.algorithms.local import local_only
@@ -20,15 +19,22 @@ from fedgeo.baselines import controls
 from fedgeo.protocol import FedAlgorithm, Key, PyTree
 from fedgeo.runs.result import (
     Clock,
+    Curves,
     OnStep,
     Result,
+    StreamExample,
     check_rounds_and_quantile,
     check_seeds,
     judge,
+    rounds_of,
     silent,
     tidy,
+    tidy_history,
     train,
 )
+
+SHOWN_CHANNELS = 6
+"""Channels that the example keeps: a picture of more could not be read."""
 
 
 @dataclass(frozen=True)
@@ -165,6 +171,9 @@ def run_fedkad(
         for how in {variant.settings.scoring() for variant in variants.values()}
     }
     frames: list[pd.DataFrame] = []
+    histories: list[pd.DataFrame] = []
+    curves = Curves()
+    stream: StreamExample | None = None
     example: dict[str, np.ndarray] = {}
     thresholds: dict[str, float] = {}
     steps = len(seeds) * (len(trainers) + 2)
@@ -190,19 +199,26 @@ def run_fedkad(
             )
             frame, limits = judge(on_validation, on_test, streams.labels, settings.quantile)
             frames.append(frame.assign(method=method, seed=seed))
+            curves.add(method, seed, on_test, streams.labels)
+            if history is not None:
+                histories.append(rounds_of(history).assign(method=method, seed=seed))
             if method == "FedKAD, recommended" and not example:
                 example, thresholds = on_test, limits
+                k = streams.names.index(_middle(frame["ap"]))
+                parts_of_score = _parts(variants[method].settings, detectors, parts[1], k)
+                stream = _stream_example(method, streams, k, example, limits, parts_of_score)
     for seed in seeds:
         on_step(f"seed {seed}: control rows", steps)
         clock.method = "controls"
         scores = clock.measure(partial(controls.score_streams, train, validation, scaled.test, seed=seed))
         for method, (on_validation, on_test) in scores.items():
             if method == "random" or seed == seeds[0]:  # the others depend on no seed
+                smooth_test = _smooth(on_test, settings.smoothing)
                 frame, _ = judge(
-                    _smooth(on_validation, settings.smoothing), _smooth(on_test, settings.smoothing),
-                    streams.labels, settings.quantile,
-                )  # fmt: skip
+                    _smooth(on_validation, settings.smoothing), smooth_test, streams.labels, settings.quantile
+                )
                 frames.append(frame.assign(method=method, seed=seed))
+                curves.add(method, seed, smooth_test, streams.labels)
 
     size = settings.window * channels + settings.lift_size
     facts = {
@@ -212,7 +228,83 @@ def run_fedkad(
     return Result(
         f"FedKAD on {streams.name}", "client", tidy(frames), clock.table(len(seeds)),
         facts | dataclasses.asdict(settings), notes, {"constant_channels": constant}, example, thresholds,
+        tidy_history(histories), curves.table(), stream,
     )  # fmt: skip
+
+
+def _middle(values: pd.Series) -> str:
+    """The client in the middle by a metric: neither the best nor the worst; the first if none has a value."""
+    ranked = values.dropna().sort_values(kind="stable")
+    return str(ranked.index[(len(ranked) - 1) // 2]) if len(ranked) else str(values.index[0])
+
+
+def _parts(settings: KoopmanSettings, detectors: PyTree, x: jax.Array, k: int) -> np.ndarray:
+    """``(T, C + 1)``: the parts by channel, and the lift's, of client k's smoothed scores of ``x (K, T, C)``."""
+
+    @jax.jit
+    def parts(detector: koopman.Detector, rows: jax.Array) -> jax.Array:
+        raw = koopman.contributions(
+            detector, rows, horizon=settings.horizon, residual=settings.residual, scale=settings.scale
+        )
+        return jax.vmap(partial(koopman.smooth, width=settings.smoothing), 1, 1)(raw)
+
+    return np.asarray(parts(jax.tree.map(lambda leaf: leaf[k], detectors), x[k]))
+
+
+def _stream_example(
+    method: str,
+    streams: data.Streams,
+    k: int,
+    scores: Mapping[str, np.ndarray],
+    thresholds: Mapping[str, float],
+    parts: np.ndarray,
+) -> StreamExample:
+    client = streams.names[k]
+    score, labels, threshold = scores[client], streams.labels[client], thresholds[client]
+    parts = parts[: len(score)]
+    alarms = alarm_table(score, threshold, labels, parts, streams.channels)
+    alarmed = evaluation.alarms(score, threshold)
+    rows = alarmed if alarmed.any() else ~np.isnan(score)
+    guilty = np.argsort(-parts[rows, :-1].sum(axis=0), kind="stable")[:SHOWN_CHANNELS]
+    shown = np.sort(guilty)
+    return StreamExample(
+        client, method, tuple(streams.channels[c] for c in shown), streams.test[client][:, shown],
+        parts[:, shown], score, labels, threshold, alarms,
+    )  # fmt: skip
+
+
+def alarm_table(
+    scores: np.ndarray, threshold: float, labels: np.ndarray, parts: np.ndarray, channels: Sequence[str]
+) -> pd.DataFrame:
+    """Detected spans in order, and the channels that caused them.
+
+    Args:
+        scores: ``(T,)``.
+        threshold: an alarm is a score above it.
+        labels: ``(T,)`` of 0 and 1.
+        parts: ``(T, C + 1)`` that add up to the scores, the last column belonging to no channel.
+        channels: C names.
+
+    Returns:
+        ``first``, ``last`` row, ``rows``, ``peak`` score over the threshold, ``true`` share of the rows with label 1,
+        and the names and shares of the score of the three channels with the largest parts.
+    """
+    named = min(3, len(channels))
+    records = []
+    for first, stop in evaluation.spans(evaluation.alarms(scores, threshold)):
+        total = parts[first:stop].sum(axis=0)
+        shares = total[:-1] / total.sum() if total.sum() > 0 else np.zeros(len(channels))
+        record: dict[str, object] = {
+            "first": first, "last": stop - 1, "rows": stop - first,
+            "peak": scores[first:stop].max() / threshold if threshold > 0 else np.inf,
+            "true": labels[first:stop].mean(),
+        }  # fmt: skip
+        for place, c in enumerate(np.argsort(-shares, kind="stable")[:named], start=1):
+            record |= {f"channel_{place}": channels[c], f"share_{place}": shares[c]}
+        records.append(record)
+    names = ["first", "last", "rows", "peak", "true"]
+    names += [f"{kind}_{place}" for place in range(1, named + 1) for kind in ("channel", "share")]
+    return pd.DataFrame(records, columns=names)
 
 
 def _usable_streams(streams: data.Streams, settings: KoopmanSettings) -> tuple[data.Streams, list[str]]:
@@ -272,11 +364,4 @@ def _optimal_frame(pooled: moments.Moments, rank: int) -> jax.Array:
 
 def _smooth(scores: Mapping[str, np.ndarray], width: int) -> dict[str, np.ndarray]:
     """What ``koopman.smooth`` does, for the controls."""
-
-    def one(values: np.ndarray) -> np.ndarray:
-        with_past = np.concatenate([np.full(width - 1, np.nan), values])
-        known = sliding_window_view(~np.isnan(with_past), width)
-        total = sliding_window_view(np.where(np.isnan(with_past), 0.0, with_past), width).sum(axis=1)
-        return np.where(np.isnan(values), np.nan, total / np.maximum(known.sum(axis=1), 1))
-
-    return {name: one(values) for name, values in scores.items()}
+    return {name: evaluation.moving_mean(values, width) for name, values in scores.items()}

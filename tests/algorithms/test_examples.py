@@ -72,10 +72,11 @@ def test_training_on_windows_cut_when_needed_is_training_on_stored_ones():
     params = MODEL.init(key, stored.x)
     anchor = MODEL.anchor(params, stored.x, valid)
     settings = dict(optimizer=local.optax.adam(1e-2), epochs=2, batch_size=8)
-    results = [
-        local.trainer(MODEL, **settings, examples=how)(key, params, anchor, data)
+    trainers = [
+        (local.trainer(MODEL, **settings, examples=how), data)
         for how, data in ((examples, series), (ROWS, stored))
     ]
+    results = [train.run(key, params, train.start(params), anchor, data) for train, data in trainers]
     assert any(
         np.any(a != b) for a, b in zip(jax.tree.leaves(results[0][0]), jax.tree.leaves(params), strict=True)
     )

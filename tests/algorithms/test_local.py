@@ -6,7 +6,9 @@ import numpy as np
 import optax
 import pytest
 
+from fedgeo import federation
 from fedgeo.algorithms import local
+from fedgeo.algorithms.fedavg import fedavg
 from fedgeo.protocol import Model, Rows
 
 ROWS = 50
@@ -26,7 +28,7 @@ START = {"steps": jnp.zeros(()), "visits": jnp.zeros(ROWS)}
 def trained(rows, **options):
     train = local.trainer(COUNTER, optax.sgd(1.0), batch_size=10, **options)
     data = Rows(jnp.arange(ROWS, dtype=jnp.float32)[:, None], jnp.arange(ROWS) < rows)
-    return jax.tree.map(np.asarray, train(jax.random.key(0), START, (), data)[0])
+    return jax.tree.map(np.asarray, train.run(jax.random.key(0), START, train.start(START), (), data)[0])
 
 
 @pytest.mark.parametrize(
@@ -50,3 +52,43 @@ def test_a_bounded_client_takes_other_rows_in_every_epoch():
 def test_a_bound_below_one_is_refused():
     with pytest.raises(ValueError, match="max_steps must be at least 1"):
         local.trainer(COUNTER, optax.sgd(1.0), epochs=1, batch_size=1, max_steps=0)
+
+
+@pytest.mark.parametrize("stateful", [True, False])
+def test_a_stateful_client_goes_on_with_its_optimiser(stateful):
+    """One client with one batch of all its rows: FedAvg is Adam, started once or in every round."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((8, 3)), rng.standard_normal(8)
+
+    def loss(key, params, anchor, x, mask):
+        del key, anchor
+        return jnp.mean((x[:, :3] @ params - x[:, 3]) ** 2) + 0 * jnp.sum(mask)
+
+    model = Model(
+        lambda key, x: jnp.zeros(3), lambda params, x, mask: jnp.zeros(()), loss, lambda p, a, x: x @ p
+    )
+    alg = fedavg(model, optimizer=optax.adam(0.1), epochs=2, batch_size=8, stateful=stateful)
+    rows = Rows(jnp.asarray(np.c_[x, y], jnp.float32)[None], jnp.ones((1, 8), bool))
+    state, _ = federation.fit(alg, jax.random.key(0), rows, rounds=4)
+
+    params, m, v, t = np.zeros(3), np.zeros(3), np.zeros(3), 0
+    for step in range(8):
+        if step % 2 == 0 and not stateful:
+            m, v, t = np.zeros(3), np.zeros(3), 0
+        gradient = 2 * x.T @ (x @ params - y) / 8
+        m, v, t = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2, t + 1
+        params = params - 0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
+    np.testing.assert_allclose(state.server.params, params, rtol=1e-4)
+    assert bool(jax.tree.leaves(state.clients)) == stateful
+
+
+def test_a_stateful_client_that_is_not_drawn_keeps_what_it_had():
+    rows = Rows(
+        jnp.tile(jnp.arange(ROWS, dtype=jnp.float32)[None, :, None], (3, 1, 1)), jnp.ones((3, ROWS), bool)
+    )
+    model = COUNTER._replace(init=lambda key, x: START)
+    alg = fedavg(model, optimizer=optax.adam(1.0), epochs=1, batch_size=10, stateful=True)
+    sampler = federation.recorded([[0, 2], [0, 1]], [[True, True], [True, False]])
+    state, _ = federation.fit(alg, jax.random.key(0), rows, rounds=2, sampler=sampler)
+    steps = np.asarray(state.clients[0][0].count)
+    np.testing.assert_array_equal(steps, [10, 0, 5])

@@ -21,6 +21,16 @@ def test_hand_counted_values() -> None:
     )
 
 
+def test_precision_at_a_recall() -> None:
+    levels = np.array([0.01, 1 / 3, 0.34, 2 / 3, 0.67, 1])
+    np.testing.assert_allclose(
+        ranking.precision_at(SCORE, LABELS, levels), [1, 1, 2 / 3, 2 / 3, 3 / 5, 3 / 5]
+    )
+    assert np.isnan(ranking.precision_at(SCORE, np.zeros(10, int), levels)).all()
+    with pytest.raises(ValueError, match=r"in \(0, 1\], got 0 to 1"):
+        ranking.precision_at(SCORE, LABELS, np.array([0, 1]))
+
+
 labelled = st.lists(st.tuples(st.integers(-20, 20), st.booleans()), min_size=2, max_size=60).filter(
     lambda rows: len({y for _, y in rows}) == 2
 )

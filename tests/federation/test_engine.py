@@ -208,3 +208,50 @@ def test_an_algorithm_that_changes_the_form_of_its_state_is_told_so():
 def test_bad_input_is_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def merging(fail=()):
+    return averaging(fail)._replace(merge=trees.mean)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 9])
+def test_a_cohort_added_up_in_blocks_counts_whom_it_should(block_size):
+    """Seven clients, of whom one fails and one does not report, in blocks that divide seven or do not."""
+    data = jnp.asarray([1.0, 5.0, 9.0, 100.0, 11.0, 20.0, 3.0])
+    alg = merging(fail=(100.0,))
+    cohort = Cohort(jnp.arange(7), jnp.asarray([True] * 5 + [False, True]))
+    state = alg.init(jax.random.key(0), data)
+    after, info = federation.fed_round(alg, jax.random.key(0), state, data, cohort, block_size=block_size)
+    assert after.server == pytest.approx(29 / 5, rel=1e-6)
+    assert after.clients.tolist() == [1, 1, 1, 0, 1, 0, 1]
+    assert info.weight.tolist() == [1, 1, 1, 0, 1, 0, 1]
+    assert info.quarantined.tolist() == [False] * 3 + [True] + [False] * 3
+    void, info = federation.fed_round(
+        alg, jax.random.key(0), state, data, cohort, block_size=block_size, quorum=6
+    )
+    assert not info.updated
+    assert void.server == 0
+
+
+def test_memory_stays_flat_in_the_number_of_clients_with_a_cap_on_the_block():
+    size = 20_000
+
+    def update(key, server, client, data_k):
+        return client, jnp.sort(server * data_k), {"norm": jnp.sum(server)}
+
+    alg = averaging()._replace(
+        init=lambda key, data: FedState(jnp.zeros(size), ()), update=update, merge=trees.mean
+    )
+
+    def held(clients, block_size):
+        data = jnp.arange(clients, dtype=jnp.float32)
+        state = alg.init(jax.random.key(0), data)
+        program = federation.run.lower(
+            alg, jax.random.key(0), state, data, jnp.asarray(0), sampler=federation.everyone, rounds=2,
+            block_size=block_size,
+        )  # fmt: skip
+        return program.compile().memory_analysis().temp_size_in_bytes
+
+    assert held(1000, 10) < held(50, 10) + 100_000  # a few numbers a client
+    assert held(1000, 10) < 40 * size * 4
+    assert held(1000, None) > 1000 * size * 4

@@ -79,6 +79,70 @@ def test_the_example_is_a_score_for_every_row(awkward, fedkad_result):
         assert np.isfinite(fedkad_result.thresholds[name])
 
 
+def test_the_kept_stream_is_a_client_in_the_middle_and_its_parts_add_up(awkward, fedkad_result):
+    stream = fedkad_result.stream
+    first = fedkad_result.units[
+        (fedkad_result.units["method"] == stream.method) & (fedkad_result.units["seed"] == 0)
+    ].set_index("unit")["ap"]
+    assert (first > first[stream.client]).sum() == (first.count() - 1) - (first.count() - 1) // 2
+    np.testing.assert_array_equal(stream.scores, fedkad_result.example[stream.client])
+    columns = [awkward.channels.index(name) for name in stream.channels]
+    np.testing.assert_array_equal(stream.x, awkward.test[stream.client][:, columns])
+    assert len(columns) == stream_runs.SHOWN_CHANNELS < len(awkward.channels)
+    known = ~np.isnan(stream.scores)
+    assert (np.isnan(stream.parts).any(axis=1) == ~known).all()
+    # Six of ten channels hold less than the score, and the most of any six where there is an alarm.
+    assert (stream.parts[known].sum(axis=1) <= stream.scores[known] * (1 + 1e-5)).all()
+
+
+def test_all_parts_add_up_to_the_score(awkward):
+    settings = dataclasses.replace(SMALL, residual="newest", scale="variance", smoothing=4)
+    scaled, _ = data.standardise(awkward)
+    lift = koopman.random_lift(jax.random.key(0), 10, window=SMALL.window, size=SMALL.lift_size)
+    alg = settings.algorithm(lift)
+    name = awkward.names[3]
+    series = data.stack_series({name: scaled.train[name]})
+    sums = moments.prepare(lift, jax.tree.map(jnp.asarray, series))
+    detectors = federation.deploy(alg, federation.init(alg, jax.random.key(1), sums), sums)
+    x = jnp.asarray(data.stack_series({name: scaled.test[name]}).x)
+    parts = stream_runs._parts(settings, detectors, x, 0)
+    want = np.asarray(federation.score(alg, detectors, x)[0])
+    assert np.isfinite(want[SMALL.window :]).all()
+    np.testing.assert_allclose(parts.sum(axis=1), want, rtol=2e-5)
+
+
+def test_alarms_name_the_channels_that_caused_them():
+    scores = np.array([np.nan, 1, 3, 4, 1, 5.0])
+    parts = np.zeros((6, 4))
+    parts[2:4, :3] = [[2, 1, 0], [1, 3, 0]]
+    parts[5] = [0, 0, 4, 1]
+    table = stream_runs.alarm_table(scores, 2.0, np.array([0, 0, 0, 1, 1, 1]), parts, ("a", "b", "c"))
+    assert table["first"].tolist() == [2, 5]
+    assert table["last"].tolist() == [3, 5]
+    assert table["peak"].tolist() == [2, 2.5]
+    assert table["true"].tolist() == [0.5, 1]
+    assert table["channel_1"].tolist() == ["b", "c"]
+    np.testing.assert_allclose(table["share_1"], [4 / 7, 4 / 5])
+    assert len(stream_runs.alarm_table(scores, 9.0, np.zeros(6, int), parts, ("a", "b", "c"))) == 0
+
+
+def test_rounds_are_kept_for_what_was_trained(fedkad_result):
+    history = fedkad_result.history
+    counts = history.groupby(["method", "seed"])["round"].count()
+    trained = FEDKAD_ROWS - {"untrained subspace", "random", "row norm", "persistence", "PCA", "window PCA"}
+    assert counts.to_dict() == {(name, seed): SMALL.rounds for name in trained for seed in (0, 1)}
+    assert np.isfinite(history[["local_loss", "consensus_residual"]].to_numpy()).all()
+    assert (history["counted"] >= 1).all()
+
+
+def test_the_area_under_the_mean_curve_is_the_mean_average_precision(fedkad_result):
+    areas = 100 * fedkad_result.curves.groupby("method")["precision"].mean()
+    table = fedkad_result.table()["ap"].astype(float)
+    assert set(areas.index) == FEDKAD_ROWS
+    # A step of the curve falls between two of the 100 levels: at most half a level each, in practice far less.
+    np.testing.assert_allclose(areas[table.index], table, atol=0.5)
+
+
 def test_compiling_and_running_are_timed_apart(fedkad_result):
     seconds = fedkad_result.seconds
     assert (seconds.loc[["FedKAD", "second moments"], "compile"] > 0).all()

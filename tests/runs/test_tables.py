@@ -112,6 +112,21 @@ def test_collapse_is_watched_in_every_trained_method(geodesic_result):
     assert (units["distinct_scores"] <= units["rows"] + 30).all()  # 30 validation rows
 
 
+def test_rounds_and_curves_are_kept(geodesic_result):
+    history = geodesic_result.history
+    counts = history.groupby(["method", "seed"])["round"].count().unstack()
+    assert (counts.loc["Geodesic (Iter)"] == TINY.rounds).all()
+    assert (counts.loc["Geodesic (OS)"] == 1).all()
+    losses = history.loc[
+        history["method"].isin(["Geodesic (OS)", "Geodesic (Iter)"]), ["first_loss", "last_loss"]
+    ]
+    assert np.isfinite(losses.to_numpy()).all()
+    areas = 100 * geodesic_result.curves.groupby("method")["precision"].mean()
+    table = geodesic_result.table()["ap"].astype(float)
+    np.testing.assert_allclose(areas[table.index], table, atol=0.5)
+    assert geodesic_result.stream is None
+
+
 def test_a_collapsed_network_is_named():
     frame = pd.DataFrame(
         {
