@@ -435,7 +435,10 @@ def _smoothed(graph: _Graph, raw: str, warm_up: int, width: int) -> str:
 
 
 def _row_score(graph: _Graph, x: str, arrays: Mapping[str, np.ndarray], detector: runtime.RowDetector) -> str:
-    """The score ``(N,)`` of scaled rows ``(N, F)``, all experts at once: values are ``(M, N, ...)``."""
+    """The score ``(N,)`` of scaled rows ``(N, F)``, all experts at once: values are ``(M, N, ...)``.
+
+    In float32 up to the head, as in JAX: scores of 1e-3 and less, of rows nearest to the centre, keep five digits.
+    """
 
     def parameter(name: str) -> np.ndarray:
         value = arrays[f"params.{name}"].astype(np.float32)
@@ -454,19 +457,18 @@ def _row_score(graph: _Graph, x: str, arrays: Mapping[str, np.ndarray], detector
         path = graph.node("Add", path, parameter(f"{block}.LayerNorm_0.bias"))
         path = graph.node("Gelu", dense(f"{block}.Dense_0", path), approximate="tanh")
         h = graph.node("Add", h, dense(f"{block}.Dense_1", path))
-    z = graph.node("MatMul", h, parameter("Dense_1.kernel"))
+    # In float64 from here: a normal row's distance to the centre is small beside both.
+    z = graph.cast(graph.node("MatMul", h, parameter("Dense_1.kernel")), np.float64)
     size = graph.node("ReduceMax", graph.node("Abs", z), np.array([2]), keepdims=1)
-    empty = graph.node("Equal", size, np.float32(0))
-    pole = np.eye(1, len(arrays["anchor"]), dtype=np.float32)[None]  # for an embedding of 0
+    empty = graph.node("Equal", size, np.float64(0))
+    pole = np.eye(1, len(arrays["anchor"]))[None]  # for an embedding of 0
     z = graph.node(
-        "Where", empty, pole, graph.node("Div", z, graph.node("Where", empty, np.float32(1), size))
+        "Where", empty, pole, graph.node("Div", z, graph.node("Where", empty, np.float64(1), size))
     )
     square = graph.node("ReduceSum", graph.node("Mul", z, z), np.array([2]), keepdims=1)
     z = graph.node("Div", z, graph.node("Sqrt", square))
-    gap = graph.node("Sub", z, arrays["anchor"].astype(np.float32)[None, None])
-    distance = graph.cast(
-        graph.node("ReduceSum", graph.node("Mul", gap, gap), np.array([2]), keepdims=0), np.float64
-    )
+    gap = graph.node("Sub", z, arrays["anchor"].astype(np.float64)[None, None])
+    distance = graph.node("ReduceSum", graph.node("Mul", gap, gap), np.array([2]), keepdims=0)
     score = graph.node("Log", graph.node("Add", distance, np.float64(1)))
     return graph.cast(graph.node("ReduceSum", score, np.array([0]), keepdims=0), np.float32)
 

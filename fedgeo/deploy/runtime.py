@@ -167,7 +167,10 @@ GAP = 1.5
 """A step in time of more than this many intervals is a gap."""
 
 BLOCK = 4096
-"""Rows scored at a time, which bounds memory and changes no result."""
+"""Rows scaled, or scored by an encoder, at a time; this bounds memory and changes no result."""
+
+ROOM = 2**22
+"""Float32 numbers that a stream's scores may take beside its scaled rows: as many rows are scored at a time as fit."""
 
 
 class LateRowError(ValueError):
@@ -326,8 +329,8 @@ class StreamDetector:
         more = (
             horizon if self._full else 0
         )  # lifted rows beyond the last prediction that are compared with it
-        block = min(-(-BLOCK // window) * window, count)
         columns = self._project.shape[1]
+        block = min(max(ROOM // (columns + own.readout.shape[1]), 1), count)
         groups = -(-(block + more) // window)
         product = np.empty((groups, window, columns), np.float32)
         errors = np.empty((block, own.readout.shape[1]), np.float32)
@@ -619,10 +622,10 @@ class RowDetector:
         _check_shapes(arrays, wanted)
         self._arrays = dict(arrays)
         self._experts = [
-            {n: a[m].astype(np.float32) for n, a in arrays.items() if n.startswith("params.")}
+            {n: a[m].astype(np.float64) for n, a in arrays.items() if n.startswith("params.")}
             for m in range(experts)
         ]
-        self._anchor = arrays["anchor"].astype(np.float32)
+        self._anchor = arrays["anchor"].astype(np.float64)
 
     def threshold(self, client: str | None = None) -> float:
         """Above which a score is an alarm: of a client, or of nobody; NaN if there is none."""
@@ -662,9 +665,9 @@ class RowDetector:
         scores = np.zeros(len(values))
         for first in range(0, len(values), BLOCK):
             block = values[first : first + BLOCK]
-            x = standardise(block, self._arrays["center"], self._arrays["scale"], self._clip)
+            x = standardise(block, self._arrays["center"], self._arrays["scale"], self._clip).astype(np.float64)
             if self._missing == "center":
-                x = np.where(np.isnan(x), np.float32(0), x)
+                x = np.where(np.isnan(x), 0.0, x)
             for expert in self._experts:
                 gap = self._embed(expert, x) - self._anchor
                 scores[first : first + BLOCK] += np.log1p(np.sum(gap * gap, axis=1))
@@ -675,7 +678,10 @@ class RowDetector:
         return RowStream(self, client)
 
     def _embed(self, expert: Mapping[str, np.ndarray], x: np.ndarray) -> np.ndarray:
-        """Rows ``(N, F)`` to the unit sphere, ``(N, d)``; what ``fedgeo.models.encoder`` does without dropout."""
+        """Rows ``(N, F)`` to the unit sphere, ``(N, d)``; what ``fedgeo.models.encoder`` does without dropout.
+
+        In float64: a trained encoder maps normal rows so near the centre that float32 leaves five digits of the score.
+        """
 
         def dense(name: str, x: np.ndarray) -> np.ndarray:
             return x @ expert[f"params.{name}.kernel"] + expert[f"params.{name}.bias"]
@@ -688,7 +694,7 @@ class RowDetector:
             h = h + dense(f"{block}.Dense_1", _gelu(path))
         z = h @ expert["params.Dense_1.kernel"]
         size = np.max(np.abs(z), axis=1, keepdims=True)
-        pole = np.eye(1, z.shape[1], dtype=np.float32)  # for a row at 0, to which all points are equally near
+        pole = np.eye(1, z.shape[1])  # for a row at 0, to which all points are equally near
         z = np.where(size == 0, pole, z / np.where(size == 0, 1, size))
         return z / np.sqrt(np.sum(z * z, axis=1, keepdims=True))
 
@@ -961,12 +967,12 @@ def _smooth(raw: np.ndarray, width: int) -> np.ndarray:
 
 def _layer_norm(h: np.ndarray) -> np.ndarray:
     centred = h - h.mean(axis=1, keepdims=True)
-    return centred / np.sqrt(np.mean(centred * centred, axis=1, keepdims=True) + np.float32(1e-6))
+    return centred / np.sqrt(np.mean(centred * centred, axis=1, keepdims=True) + 1e-6)
 
 
 def _gelu(h: np.ndarray) -> np.ndarray:
     """By tanh, as flax has it."""
-    return h / 2 * (1 + np.tanh(np.float32(math.sqrt(2 / math.pi)) * (h + np.float32(0.044715) * h**3)))
+    return h / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
 
 
 def _positive(settings: Mapping[str, Any], name: str, least: int = 1) -> int:

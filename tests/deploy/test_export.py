@@ -126,7 +126,7 @@ def test_the_metadata_say_what_the_graph_is(exported):
 
 
 def test_experts_score_as_in_jax(rows, tmp_path):
-    x = rows.train.reshape(-1, 6)[:100]
+    x = rows.train.reshape(-1, 6)[:100].copy()
     want = rows.score(x)
     graph = session(export.to_onnx(rows.path, tmp_path / "a.onnx"))
     scores, alarms = graph.run(None, {"rows": x})
