@@ -52,9 +52,9 @@ def environment() -> dict[str, Any]:
 class Report:
     """Prints the environment, then one measurement a line, as a table or as JSON."""
 
-    def __init__(self, as_json: bool):
+    def __init__(self, as_json: bool, **facts: Any):
         self.as_json = as_json
-        record = environment()
+        record = environment() | facts
         if as_json:
             print(json.dumps({"environment": record}), flush=True)
         else:

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from fedgeo.protocol import Model as Model
     from fedgeo.protocol import Rows as Rows
     from fedgeo.protocol import Series as Series
+    from fedgeo.runs import evaluate as evaluate
 
 _MODULES = {
     "controls": "fedgeo.baselines.controls",
@@ -75,6 +76,7 @@ _HOMES = {
     "fedgeo.models.tranad": ("tranad",),
     "fedgeo.models.window_svdd": ("window_svdd",),
     "fedgeo.protocol": ("Cohort", "Examples", "FedAlgorithm", "FedState", "Model", "Rows", "Series"),
+    "fedgeo.runs": ("evaluate",),
 }
 _NAMES = {name: home for home, names in _HOMES.items() for name in names}
 

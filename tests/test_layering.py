@@ -38,10 +38,8 @@ ALLOWED = {
     | {f"fedgeo.{n}" for n in ("evaluation", "baselines", "runs")},
     "fedgeo.estimators": NUMERIC
     | {"jax", "optax", "manifolds", "fedgeo.deploy.runtime"}
-    | {
-        f"fedgeo.{n}"
-        for n in ("protocol", "trees", "data", "models", "algorithms", "federation", "evaluation")
-    },
+    | {f"fedgeo.{n}" for n in ("protocol", "trees", "data", "models", "algorithms", "federation")}
+    | {f"fedgeo.{n}" for n in ("evaluation", "estimators")},
     "fedgeo.report": NUMERIC
     | {"jax", "matplotlib", "scikit_posthocs", "fedgeo.runs", "fedgeo.evaluation", "fedgeo.algorithms"},
     "fedgeo.page": NUMERIC
@@ -51,6 +49,14 @@ ALLOWED = {
     "fedgeo.deploy": {"jax", "numpy", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.flower": {"jax", "numpy", "flwr", "fedgeo.protocol", "fedgeo.trees", "fedgeo.federation"},
     "fedgeo.deploy.runtime": {"numpy"},
+    "fedgeo.deploy.export": {
+        "jax",
+        "numpy",
+        "onnx",
+        "fedgeo.algorithms",
+        "fedgeo.models",
+        "fedgeo.deploy.runtime",
+    },
     "fedgeo.cli": {"numpy", "pandas", "tyro", "rich", "fedgeo"},
     "fedgeo": {"fedgeo"},
 }

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,11 @@ from pathlib import Path
 import pytest
 
 import fedgeo
+import manifolds
+from fedgeo.algorithms import compression
+from fedgeo.deploy import export, runtime
+
+README = Path(__file__).parents[1] / "README.md"
 
 
 @pytest.mark.parametrize("name", fedgeo.__all__)
@@ -31,3 +37,48 @@ def test_an_unknown_name_is_an_attribute_error():
 
 def test_importing_the_package_alone_imports_no_jax():
     subprocess.run([sys.executable, "-c", "import fedgeo, sys; assert 'jax' not in sys.modules"], check=True)
+
+
+def table():
+    """The README's table of public names, from their documentation; ``python -m tests.test_public_names`` writes it."""
+    rows = []
+    for name in fedgeo.__all__:
+        value = getattr(fedgeo, name)
+        if not inspect.ismodule(value):
+            rows.append((f"`fg.{name}`", summary(value) if callable(value) else "settings by name"))
+    for name in fedgeo.__all__:
+        if inspect.ismodule(module := getattr(fedgeo, name)):
+            rows.append((f"`fg.{name}`", f"{summary(module)} {listed(module)}"))
+    for module in (compression, runtime, export):
+        rows.append((f"`{module.__name__}`", f"{summary(module)} {listed(module)}"))
+    for name in manifolds.__all__:
+        module = getattr(manifolds, name)
+        rows.append((f"`manifolds.{name}`", f"{summary(module)} {listed(module)}"))
+    return "\n".join(["| name | what |", "|---|---|", *(f"| {name} | {what} |" for name, what in rows)])
+
+
+def summary(value):
+    first = inspect.getdoc(value).split("\n\n")[0].replace("\n", " ").replace("``", "`").replace("|", "\\|")
+    return re.sub(r":\w+:`[~.]?([^`]+)`", r"`\1`", first)
+
+
+def listed(module):
+    """What a module offers of its own, or gathers if it is a package."""
+    package = hasattr(module, "__path__")
+    names = [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and (inspect.isfunction(value) or inspect.isclass(value))
+        and (value.__module__.startswith(module.__name__) if package else value.__module__ == module.__name__)
+    ]
+    return ", ".join(f"`{name}`" for name in sorted(names, key=str.lower))
+
+
+def test_the_readme_lists_them():
+    assert README.read_text().split("<!-- api -->\n")[1].split("<!-- end -->")[0].strip() == table()
+
+
+if __name__ == "__main__":
+    before, rest = README.read_text().split("<!-- api -->\n")
+    README.write_text(f"{before}<!-- api -->\n{table()}\n<!-- end -->{rest.split('<!-- end -->', 1)[1]}")

@@ -17,39 +17,59 @@ def run(block):
     return namespace
 
 
-def test_there_are_three_short_examples():
-    assert len(BLOCKS) == 3
-    for block in BLOCKS:
+def test_examples_are_short():
+    assert len(BLOCKS) == 5
+    for block in BLOCKS[:3]:
         code = [line for line in block.splitlines() if line and not line.startswith(("import", "from"))]
         assert len(code) <= 10
 
 
-def test_simulate():
+def test_detect(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     got = run(BLOCKS[0])
+    labels = got["streams"].labels
+    aurocs = [got["fg"].evaluation.auroc(got["scores"][name], y) for name, y in labels.items()]
+    assert (
+        np.mean(aurocs) > 0.6
+    )  # a random score has 0.5 with a standard error of 0.01 over these 24,000 rows
+    assert 0 < np.mean([alarms.mean() for alarms in got["alarms"].values()]) < 0.5
+    assert "random" in capsys.readouterr().out
+    assert got["fg"].load("detector").clients_[-1] == "a new machine"
+    jax.clear_caches()
+
+
+def test_simulate():
+    got = run(BLOCKS[1])
     assert np.isfinite(got["state"].server).all()
     assert got["history"].client.shape == (30, 2)
 
 
 def test_compose():
-    got = run(BLOCKS[1])
+    got = run(BLOCKS[2])
     best = np.linalg.svd(np.asarray(got["a"], np.float64), compute_uv=False)[:4]
     assert -got["loss"](got["z"]) == pytest.approx(np.sum(best**2), rel=1e-4)
     assert np.linalg.norm(got["middle"]) == pytest.approx(1, abs=1e-6)
     assert abs(got["middle"] @ got["z"][:, 0]) < 1e-6
 
 
-def test_detect():
-    got = run(BLOCKS[2])
-    labels = got["fg"].data.plants().labels
-    assert set(got["alarms"]) == set(labels)
-    aurocs = [
-        got["fg"].evaluation.auroc(s, labels[name]) for name, s in got["score"](got["scaled"].test).items()
-    ]
-    assert (
-        np.mean(aurocs) > 0.6
-    )  # a random score has 0.5 with a standard error of 0.01 over these 24,000 rows
-    assert 0 < np.mean([a.mean() for a in got["alarms"].values()]) < 0.5
-    jax.clear_caches()
+def test_an_algorithm_of_ones_own():
+    got = run(BLOCKS[3])
+    rows = np.concatenate([np.asarray(table, np.float64) for table in got["tables"]])
+    np.testing.assert_allclose(got["state"].server, rows.mean(axis=0), rtol=1e-5)
+    again, _ = got["fg"].fit(
+        got["federated_mean"](),
+        jax.random.key(0),
+        got["fg"].data.stack_rows(got["tables"]),
+        rounds=1,
+        block_size=3,
+    )
+    np.testing.assert_allclose(again.server, rows.mean(axis=0), rtol=1e-5)
+
+
+def test_a_manifold_of_ones_own():
+    errors = run(BLOCKS[4])["errors"]
+    assert max(errors.values()) < 1e-5
+    assert np.isfinite(list(errors.values())).all()
 
 
 @pytest.mark.parametrize("line", re.findall(r"^fedgeo .*$", README, flags=re.MULTILINE))

@@ -29,13 +29,20 @@ FORMAT, VERSION = "fedgeo detector", 1
 ABOUT = "detector.json"
 
 
-def write(path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Path:
+def write(
+    path: str | os.PathLike[str],
+    about: Mapping[str, Any],
+    arrays: Mapping[str, np.ndarray],
+    *,
+    form: str = FORMAT,
+) -> Path:
     """Save a detector as one file, a zip archive of ``detector.json`` and one ``.npy`` an array; atomic.
 
     Args:
         path: of the file; one that is there is replaced if it is a detector's.
         about: what JSON can hold.
         arrays: of numbers or booleans, by name.
+        form: what the file says that it is.
 
     Returns:
         The path.
@@ -49,7 +56,7 @@ def write(path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mappin
     kept = {name: np.asarray(value, order="C") for name, value in arrays.items()}  # keeps 0-d arrays
     facts = {name: {"shape": a.shape, "dtype": a.dtype.str, "sha256": _sha256(a)} for name, a in kept.items()}
     text = json.dumps(
-        {"format": FORMAT, "version": VERSION, **about, "arrays": facts}, indent=2, allow_nan=False
+        {"format": form, "version": VERSION, **about, "arrays": facts}, indent=2, allow_nan=False
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, partial = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
@@ -67,8 +74,12 @@ def write(path: str | os.PathLike[str], about: Mapping[str, Any], arrays: Mappin
     return path
 
 
-def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read(path: str | os.PathLike[str], *, form: str = FORMAT) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """What :func:`write` saved: the facts, and the arrays by name.
+
+    Args:
+        path: of the file.
+        form: what it must be.
 
     Raises:
         FileNotFoundError: no file there.
@@ -86,8 +97,9 @@ def read(path: str | os.PathLike[str]) -> tuple[dict[str, Any], dict[str, np.nda
         about = json.loads(members.pop(ABOUT))
     except (KeyError, ValueError) as error:
         raise ValueError(f"{path} is no detector: it has no readable {ABOUT}") from error
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
-        raise ValueError(f"{path} is no {FORMAT}: its {ABOUT} says nothing of the kind")
+    if not isinstance(about, dict) or about.get("format") != form:
+        said = about.get("format") if isinstance(about, dict) else None
+        raise ValueError(f"{path} is no {form}: its {ABOUT} says {said!r}")
     if about.get("version") != VERSION:
         raise ValueError(
             f"{path} has version {about.get('version')!r} of the format, this fedgeo reads version {VERSION}; "
@@ -205,7 +217,7 @@ class StreamDetector:
         self._full = _choice(settings, "residual", "newest", "full") == "full"
         self._log = (scaled := _choice(settings, "score_scale", "none", "variance", "log")) == "log"
         self._missing = _choice(settings, "missing", "error", "ffill", "mask")
-        self._clip, self._interval = _bound(settings), settings.get("interval")
+        self._clip, self._interval = bound(settings), settings.get("interval")
 
         wide = self.window * channels
         size, rank = arrays["lift_weight"].shape[0], arrays["basis"].shape[-1]
@@ -279,7 +291,7 @@ class StreamDetector:
         return Stream(self, self._client(client))
 
     def _scores(self, rows: Any, client: str | None, times: Any, parts: bool) -> np.ndarray:
-        values, own = _matrix(rows, self.columns), self._client(client)
+        values, own = matrix(rows, self.columns), self._client(client)
         x, observed = self._complete(values, own)
         steps, channels = values.shape
         # Masked values are left out of the score channel by channel.
@@ -378,7 +390,7 @@ class StreamDetector:
         for first in range(0, steps, BLOCK):
             block = rows[first : first + BLOCK]
             part = x[first : first + len(block)]
-            part[:] = _scaled(block, own.center, own.scale, self._clip)
+            part[:] = standardise(block, own.center, own.scale, self._clip)
             if (missing := np.isnan(part)).any():
                 self._refuse_missing(missing, first)
                 if observed is None:
@@ -486,7 +498,7 @@ class Stream:
         values = np.asarray(row, np.float64)
         if values.shape != own.center.shape:
             raise ValueError(f"a row has shape {values.shape}, want the {len(own.center)} columns' values")
-        scaled = _scaled(values, own.center, own.scale, detector._clip)
+        scaled = standardise(values, own.center, own.scale, detector._clip)
         missing = np.isnan(scaled)
         some = bool(missing.any())
         if some:
@@ -552,9 +564,7 @@ class Stream:
             np.subtract(row, errors, out=errors)
         self._open += detector._reduce(detector._rescale(errors, own), channels, True)
         self._seen += self._seen < detector.warm_up + 1
-        parts = (
-            self._open[-1] / detector.horizon if self._seen > detector.warm_up else self._recent[0] * np.nan
-        )
+        parts = self._open[-1] / (detector.horizon if self._seen > detector.warm_up else math.nan)
         if observed is not None:
             parts = detector._only_observed(parts, observed)
         self._states[1:] = self._states[:-1] @ own.operator
@@ -587,7 +597,7 @@ class RowDetector:
         self.columns, self.clients = tuple(about["columns"]), tuple(about["clients"])
         _choice(self.settings, "encoder", "spherical")
         self._missing = str(self.settings.get("missing", "error"))
-        self._clip, self._blocks = _bound(self.settings), _positive(self.settings, "blocks", least=0)
+        self._clip, self._blocks = bound(self.settings), _positive(self.settings, "blocks", least=0)
         features, latent = len(self.columns), arrays["anchor"].shape[-1]
         experts, _, width = arrays["params.Dense_0.kernel"].shape
         wanted: dict[str, tuple[int, ...]] = {
@@ -643,7 +653,7 @@ class RowDetector:
         """
         del times
         self.threshold(client)
-        values = _matrix(rows, self.columns)
+        values = matrix(rows, self.columns)
         missing = np.isnan(values)
         if self._missing == "error" and missing.any():
             row, column = np.argwhere(missing)[0]
@@ -651,7 +661,7 @@ class RowDetector:
         scores = np.zeros(len(values))
         for first in range(0, len(values), BLOCK):
             block = values[first : first + BLOCK]
-            x = _scaled(block, self._arrays["center"], self._arrays["scale"], self._clip)
+            x = standardise(block, self._arrays["center"], self._arrays["scale"], self._clip)
             for expert in self._experts:
                 gap = self._embed(expert, x) - self._anchor
                 scores[first : first + BLOCK] += np.log1p(np.sum(gap * gap, axis=1))
@@ -916,7 +926,7 @@ def _seconds(times: Any) -> np.ndarray:
     return np.array([_second(time) for time in times.ravel()]).reshape(times.shape)
 
 
-def _matrix(rows: Any, columns: Sequence[str]) -> np.ndarray:
+def matrix(rows: Any, columns: Sequence[str]) -> np.ndarray:
     """Rows ``(T, C)`` as float64, with a data frame's names compared."""
     names = getattr(rows, "columns", None)
     if names is not None and tuple(map(str, names)) != tuple(columns):
@@ -929,8 +939,9 @@ def _matrix(rows: Any, columns: Sequence[str]) -> np.ndarray:
     return values
 
 
-def _scaled(rows: np.ndarray, center: np.ndarray, scale: np.ndarray, bound: float) -> np.ndarray:
-    return np.clip((rows - center) / scale, -bound, bound).astype(np.float32)
+def standardise(rows: np.ndarray, center: np.ndarray, scale: np.ndarray, most: float) -> np.ndarray:
+    """Rows in the units of their deviation, clipped, as float32; NaN stays."""
+    return np.clip((rows - center) / scale, -most, most).astype(np.float32)
 
 
 def _smooth(raw: np.ndarray, width: int) -> np.ndarray:
@@ -969,7 +980,8 @@ def _choice(settings: Mapping[str, Any], name: str, *known: str) -> str:
     return str(value)
 
 
-def _bound(settings: Mapping[str, Any]) -> float:
+def bound(settings: Mapping[str, Any]) -> float:
+    """The largest absolute value of a scaled row."""
     clip = settings["clip"]
     return HUGE if clip is None else min(float(clip), HUGE)
 

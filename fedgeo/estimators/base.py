@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -29,6 +29,8 @@ CHUNK = 1024
 
 LARGEST = 1e15
 """Bound on scaled values without a ``clip``, so that no square overflows float32 and turns a score into NaN."""
+
+_HERE = os.path.dirname(__file__) + os.sep
 
 _CALIBRATION = ["threshold", "rule", "rows", "alarm_rate"]
 
@@ -146,8 +148,7 @@ class Estimator(BaseEstimator):
     def _load(cls, path: Any, about: Mapping[str, Any], arrays: dict[str, np.ndarray]) -> Self:
         try:
             settings = dict(about["settings"])
-            for name in ("clip",):
-                settings[name] = math.inf if settings[name] is None else settings[name]
+            settings["clip"] = math.inf if settings["clip"] is None else settings["clip"]
             own = cls()
             own.set_params(**{k: v for k, v in settings.items() if k in own.get_params()})
             own.settings_ = settings
@@ -169,7 +170,7 @@ class Estimator(BaseEstimator):
                 raise ValueError(f"{path}, array {name}: got {got}, want shape {shape}; save it again")
         return own
 
-    # What follows is for this module.
+    # What follows is for this package.
 
     _arrays: dict[str, np.ndarray]
 
@@ -196,8 +197,7 @@ class Estimator(BaseEstimator):
 
     def _recalibrate(self, scores: Mapping[str, np.ndarray], rule: evaluation.Rule) -> None:
         """Set the thresholds of these clients from scores of their normal rows."""
-        table = self.calibration_ if hasattr(self, "calibration_") else pd.DataFrame()
-        rows = {name: dict(row) for name, row in table.iterrows()}
+        rows = {name: dict(row) for name, row in self.calibration_.iterrows()}
         for name, score in scores.items():
             client = self.clients_.index(name)
             found = evaluation.calibrated(score, rule, least=self._least(client))
@@ -224,7 +224,18 @@ class Estimator(BaseEstimator):
         if warn:
             warn_user(text)
 
+    def _begin_anew(self, columns: Sequence[str], clients: Iterable[str]) -> None:
+        """Forget an earlier fit, so that one that fails leaves no mixture of two behind."""
+        self.__dict__.pop("_arrays", None)
+        self.columns_, self.clients_ = list(columns), list(clients)
+        self.left_out_, self.notes_, self.calibration_ = {}, [], pd.DataFrame()
+        self.settings_ = {k: v for k, v in self.get_params().items() if k != "progress"}
+
     def _number(self, client: str) -> int:
+        if client in self.left_out_ and client not in self.clients_:
+            raise ValueError(
+                f"client {client} was left out of the fit: {self.left_out_[client]}; it may still join"
+            )
         if client not in self.clients_:
             raise ValueError(
                 f"no client {client} in this detector; it has {listed(self.clients_)}. A new one joins with "
@@ -265,8 +276,8 @@ def _to_json(value: Any) -> Any:
 
 
 def warn_user(text: str) -> None:
-    """Warn at the line that called into this module, which is the user's."""
+    """Warn at the line that called into this package, which is the user's."""
     level, frame = 1, inspect.currentframe()
-    while frame is not None and frame.f_code.co_filename == __file__:
+    while frame is not None and frame.f_code.co_filename.startswith(_HERE):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, DetectorWarning, stacklevel=level)

@@ -314,9 +314,7 @@ class FedKAD(Estimator):
         return _algorithm(len(self.columns_), **{name: self.settings_[name] for name in names})
 
     def _reset(self, columns: Sequence[str], readings: Mapping[str, policy.Reading]) -> None:
-        self.columns_, self.clients_ = list(columns), list(readings)
-        self.left_out_, self.notes_ = {}, []
-        self.settings_ = {k: v for k, v in self.get_params().items() if k != "progress"}
+        self._begin_anew(columns, readings)
         usual = {name: policy.usual_interval(reading.index) for name, reading in readings.items()}
         known = {name: seconds for name, seconds in usual.items() if seconds is not None}
         self.settings_["interval"] = max(known.values(), default=None)
@@ -477,9 +475,11 @@ class FedKAD(Estimator):
         stream = self._stream(reading)
         if len(stream.starts) > 1:
             assert reading.index is not None
+            usual, trained = policy.usual_interval(reading.index), self.settings_["interval"]
             warn_user(
                 f"client {name}: {len(stream.starts) - 1} gaps in time, the first before "
-                f"{reading.index[stream.starts[1]]}; scores begin anew behind a gap"
+                f"{reading.index[stream.starts[1]]}; scores begin anew behind a gap (rows are usually {usual:g} s "
+                f"apart here, {trained:g} s in training)"
             )
         return stream, reading.index
 
@@ -590,7 +590,8 @@ def _training_series(stream: _Stream, scaler: data.Scaler, missing: str) -> tupl
 
 
 def _stack(series: Sequence[tuple[np.ndarray, np.ndarray]]) -> Series:
-    stacked = data.stack_series([z for z, _ in series])
+    longest = max(len(known) for _, known in series)
+    stacked = data.stack_series([z for z, _ in series], length=padded(longest))
     for k, (_, known) in enumerate(series):
         stacked.mask[k, : len(known)] = known
     return Series(jnp.asarray(stacked.x), jnp.asarray(stacked.mask))

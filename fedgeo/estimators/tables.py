@@ -140,8 +140,8 @@ class GeodesicSVDD(Estimator):
         del y
         rule = self._check()
         columns = policy.columns_of(clients := clients_of(tables))
-        self.columns_, self.clients_, self.left_out_, self.notes_ = list(columns), list(clients), {}, []
-        self.settings_ = {k: v for k, v in self.get_params().items() if k != "progress"}
+        self._begin_anew(columns, clients)
+        self.settings_["encoder"] = "spherical"  # for whoever reads the file
         rows = {name: self._read(x, f"client {name}")[0] for name, x in clients.items()}
         for name, x in rows.items():
             if not len(x):
@@ -152,9 +152,8 @@ class GeodesicSVDD(Estimator):
         parts = {name: self._cut(name, x) for name, x in rows.items()}
         self._fit_scaler([train for train, _ in parts.values()])
 
-        stacked = Rows(
-            *map(jnp.asarray, data.stack_rows([self._scaled(train) for train, _ in parts.values()]))
-        )
+        scaled = [self._scaled(train) for train, _ in parts.values()]
+        stacked = Rows(*map(jnp.asarray, data.stack_rows(scaled, length=padded(max(map(len, scaled))))))
         key, rounds = jax.random.key(self.seed), self.rounds if self.protocol == "iterative" else 1
         cohort = max(round(self.participation * len(rows)), 1)
         sampler = _uniform(cohort) if self.protocol == "iterative" else federation.everyone

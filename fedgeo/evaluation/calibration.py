@@ -45,7 +45,7 @@ class Rule(NamedTuple):
         ):
             if not valid:
                 raise ValueError(f"{name}={getattr(self, name)}; want a share of rows between 0 and 1")
-        if self.kind == "pot" and self.q >= 1 - self.level:
+        if self.kind == "pot" and self.q + self.level > 1 - 1e-9:
             raise ValueError(f"q={self.q} must be below 1 - level = {1 - self.level:g}")
 
     def __str__(self) -> str:
@@ -102,6 +102,8 @@ def moving_mean(values: np.ndarray, width: int) -> np.ndarray:
     Summed anew for each row, so that a row's mean depends on no row further back. An infinite value makes it infinite.
     """
     values = np.asarray(values, np.float64)
+    if not len(values):
+        return values
     known = ~np.isnan(values)
     before = np.zeros((width - 1, *values.shape[1:]))
     summed = np.concatenate([before, np.where(known, values, 0.0)])

@@ -8,6 +8,8 @@ from fedgeo.runs.result import METRICS as METRICS
 from fedgeo.runs.result import OnStep as OnStep
 from fedgeo.runs.result import Result as Result
 from fedgeo.runs.result import StreamExample as StreamExample
+from fedgeo.runs.scores import Evaluation as Evaluation
+from fedgeo.runs.scores import evaluate as evaluate
 from fedgeo.runs.streams import KoopmanSettings as KoopmanSettings
 from fedgeo.runs.streams import run_fedkad as run_fedkad
 from fedgeo.runs.tables import GeodesicSettings as GeodesicSettings
