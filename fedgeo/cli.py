@@ -27,6 +27,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedgeo import data, page, profile, report, runs
+from fedgeo.deploy import export
 from fedgeo.deploy import runtime as deploy
 from fedgeo.estimators import DetectorWarning, FedKAD
 
@@ -334,6 +335,31 @@ class Profile:
         self.method.run()
 
 
+@dataclass(frozen=True)
+class Export:
+    """A detector for where there is no fedgeo: a folder for NumPy alone, an ONNX graph, or a program of jax.export."""
+
+    detector: tyro.conf.Positional[Path]
+    """the detector's file"""
+    to: Literal["runtime", "onnx", "stablehlo"] = "runtime"
+    """runtime keeps all clients, the others hold one"""
+    out: Path | None = None
+    """folder or file to write; by default beside the detector, called like it"""
+    client: str | None = None
+    """whose; may be left out where there is only one"""
+
+    def run(self) -> None:
+        """Write and say where."""
+        kind = {"runtime": "-runtime", "onnx": ".onnx", "stablehlo": ".stablehlo"}[self.to]
+        out = self.out or self.detector.with_name(self.detector.name + kind)
+        if self.to == "runtime":
+            export.to_runtime(self.detector, out)
+        else:
+            write = export.to_onnx if self.to == "onnx" else export.to_stablehlo
+            write(self.detector, out, self.client)
+        console.print(f"{self.to}: {out}")
+
+
 Command = (
     Annotated[Demo, tyro.conf.subcommand("demo")]
     | Annotated[Run, tyro.conf.subcommand("run")]
@@ -341,6 +367,7 @@ Command = (
     | Annotated[Fit, tyro.conf.subcommand("fit")]
     | Annotated[Score, tyro.conf.subcommand("score")]
     | Annotated[Watch, tyro.conf.subcommand("watch")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Profile, tyro.conf.subcommand("profile")]
 )

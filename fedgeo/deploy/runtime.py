@@ -436,9 +436,10 @@ class StreamDetector:
         if client is None and len(self.clients) == 1:
             return 0
         if client not in self.clients:
-            raise ValueError(
-                f"no client {client!r} in this detector; its clients are {_listed(self.clients)}"
+            what = (
+                "name one of this detector's clients" if client is None else f"there is no client {client!r}"
             )
+            raise ValueError(f"{what}: {_listed(self.clients)}")
         return self.clients.index(client)
 
     def _client(self, client: str | None) -> _Client:

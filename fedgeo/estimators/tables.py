@@ -382,9 +382,12 @@ def _geodesic_model(
 def _algorithm(
     protocol: str, model: Model, learning_rate: float, epochs: int, batch_size: int, max_steps: int | None
 ) -> FedAlgorithm:
-    make = one_shot if protocol == "one-shot" else fedavg
-    optimizer = optax.adam(learning_rate)
-    return make(model, optimizer=optimizer, epochs=epochs, batch_size=batch_size, max_steps=max_steps)
+    adam = optax.adam(learning_rate)
+    if protocol == "one-shot":
+        return one_shot(model, optimizer=adam, epochs=epochs, batch_size=batch_size, max_steps=max_steps)
+    return fedavg(
+        model, optimizer=adam, epochs=epochs, batch_size=batch_size, max_steps=max_steps, stateful=True
+    )
 
 
 _uniform = functools.lru_cache(maxsize=16)(federation.uniform)

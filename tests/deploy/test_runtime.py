@@ -126,7 +126,7 @@ def test_wrong_rows_and_clients_are_named(newest, x, tmp_path):
     detector = Made(tmp_path / "d", newest).loaded
     with pytest.raises(ValueError, match=r"no client 'pump'.*'machine 0', 'machine 1'"):
         detector.score(x, "pump")
-    with pytest.raises(ValueError, match="no client None"):
+    with pytest.raises(ValueError, match="name one of this detector"):
         detector.stream()
     with pytest.raises(ValueError, match=r"shape \(700, 4\); want \(rows, 5\)"):
         detector.score(x[:, :4], "machine 1")
@@ -613,5 +613,5 @@ def test_the_file_is_a_program(made, x):
     np.testing.assert_allclose(table["score"][1:], streamed(made.loaded, "machine 1", x[:100])[0], rtol=1e-8)
     done = run(str(made.path), content=content)
     assert done.returncode == 2
-    assert b"no client None" in done.stderr
+    assert b"name one of this detector" in done.stderr
     assert run(str(made.path.parent / "nothing")).returncode == 2
