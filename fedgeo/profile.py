@@ -346,8 +346,9 @@ class _Bench:
         side = SIDES.get(jax.default_backend(), 8192)
         a = jax.random.normal(jax.random.key(0), (side, side))
         product = jax.jit(partial(jnp.matmul, precision="highest"))
-        calls = [lambda: jax.block_until_ready(product(a, a)), *(call for _, call in self._stages)]
-        rate_seconds, *seconds = _in_turns(calls, repeats)
+        rate_seconds, seconds = _in_turns(
+            lambda: jax.block_until_ready(product(a, a)), [call for _, call in self._stages], repeats
+        )
         rate = 2.0 * side**3 / rate_seconds
         timed = list(zip((stage for stage, _ in self._stages), seconds, strict=True))
         whole = sum(s for stage, s in timed if not stage.part_of)
@@ -487,17 +488,24 @@ def _analysed(compiled: Any) -> tuple[dict[str, float], Any]:
     return (cost[0] if isinstance(cost, list) else cost), memory
 
 
-def _in_turns(calls: list[Callable[[], Any]], repeats: int) -> list[float]:
-    """Median seconds of each call, taken in turns so that what else the machine does hits all alike."""
-    for call in calls:
+def _in_turns(
+    reference: Callable[[], Any], calls: list[Callable[[], Any]], repeats: int
+) -> tuple[float, list[float]]:
+    """Median seconds of the reference and of each call, in turns: what else the machine does hits all alike."""
+
+    def timed(call: Callable[[], Any]) -> float:
+        began = time.perf_counter()
         call()
-    samples: list[list[float]] = [[] for _ in calls]
+        return time.perf_counter() - began
+
+    reference()  # the calls have run before
+    of_reference: list[float] = []
+    of_calls: list[list[float]] = [[] for _ in calls]
     for _ in range(repeats):
-        for call, times in zip(calls, samples, strict=True):
-            began = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - began)
-    return [statistics.median(times) for times in samples]
+        for call, times in zip(calls, of_calls, strict=True):
+            of_reference.append(timed(reference))
+            times.append(timed(call))
+    return statistics.median(of_reference), [statistics.median(times) for times in of_calls]
 
 
 def _peak_memory() -> tuple[int, Literal["device", "process"]]:
