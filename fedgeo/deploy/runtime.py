@@ -665,7 +665,9 @@ class RowDetector:
         scores = np.zeros(len(values))
         for first in range(0, len(values), BLOCK):
             block = values[first : first + BLOCK]
-            x = standardise(block, self._arrays["center"], self._arrays["scale"], self._clip).astype(np.float64)
+            x = standardise(block, self._arrays["center"], self._arrays["scale"], self._clip).astype(
+                np.float64
+            )
             if self._missing == "center":
                 x = np.where(np.isnan(x), 0.0, x)
             for expert in self._experts:
