@@ -6,7 +6,9 @@
 the recommended score. Every call takes rows in their own units and is timed from there to scores (and, step by step,
 to the alarm) in NumPy: scaling, windowing, lift, residual, smoothing and threshold are included, reading and parsing
 are not. A single step of ONNX scores the 40 rows that one score depends on, for its graph keeps no state; JAX's is
-``algorithms.online``, compiled. Each is run twice, once in a process that may use one CPU only, once with all.
+``algorithms.online``, compiled. Steps of the three are taken in turns too, and each finds the caches as the others left
+them: alone on a device it is faster. All is run twice, in a process that may use one CPU only, and with all; where
+others keep the CPUs busy, BLAS with several threads waits for the slowest of them at each of a batch's many products.
 
 A row of the batch is 2 (W C d_lift + D r + r C) FLOPs with D = W C + d_lift, which is the matrix products alone: tanh,
 scaling, squares and smoothing count for nothing and cost time. The matmul rate is the higher of NumPy's and JAX's for
