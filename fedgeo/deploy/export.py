@@ -182,6 +182,8 @@ class Program:
             self._scale,
             runtime.bound(self.about["settings"]),
         )
+        if self.about["settings"]["missing"] == "center":
+            x = np.where(np.isnan(x), np.float32(0), x)
         return np.asarray(self._call(x))
 
     def alarms(self, scores: np.ndarray) -> np.ndarray:
@@ -354,6 +356,8 @@ def _scale_rows(
     # Clip leaves open what becomes of NaN; comparisons do not.
     x = graph.node("Where", graph.node("Greater", x, bound), bound, x)
     x = graph.node("Where", graph.node("Less", x, -bound), -bound, x)
+    if detector.settings["missing"] == "center":
+        x = graph.node("Where", graph.node("IsNaN", x), np.float64(0), x)
     return graph.cast(x, np.float32)
 
 

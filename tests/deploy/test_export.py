@@ -12,7 +12,7 @@ import pytest
 
 from fedgeo import data
 from fedgeo.deploy import export, runtime
-from tests.deploy.detectors import Fitted, Made, close
+from tests.deploy.detectors import Fitted, Made, MadeRows, close
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -136,6 +136,19 @@ def test_experts_score_as_in_jax(rows, tmp_path):
     close(program.score(x), want)
     assert program.threshold == rows.arrays["threshold"][2]
     assert 0 < program.alarms(want).sum() < 100
+
+
+def test_missing_features_are_the_training_centre_where_the_detector_says_so(tmp_path):
+    made = MadeRows(tmp_path / "d", missing="center")
+    x = made.train[0].copy()
+    x[3, 2] = x[5, 0] = np.nan
+    filled = np.where(np.isnan(x), made.center, x)
+    want = runtime.load(made.path).score(filled)
+    assert np.isfinite(want).all()
+    scores, _ = session(export.to_onnx(made.path, tmp_path / "a.onnx")).run(None, {"rows": x})
+    close(scores, want)
+    close(export.load_stablehlo(export.to_stablehlo(made.path, tmp_path / "a.program")).score(x), want)
+    close(runtime.load(made.path).score(x), want)
 
 
 def test_experts_at_zero_score_as_in_the_runtime(rows, tmp_path):
