@@ -56,7 +56,7 @@ ALGORITHMS = {
 }
 SERIES = {"fedkad", "fedkad_tangent", "fedkad_warm", "fedkad_recommended", "local_fedkad"}
 WINDOWS = {"window_svdd", "lstm_autoencoder", "usad", "tranad"}
-SLOW = {"lstm_autoencoder", "usad", "tranad"}
+SLOW = {"lstm_autoencoder", "usad", "tranad", "local_geodesic"}
 
 
 THREE = federation.uniform(3)
