@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 import time
 import warnings
 from collections import Counter
@@ -29,9 +30,10 @@ from rich.table import Table
 from fedgeo import data, page, profile, report, runs
 from fedgeo.deploy import export
 from fedgeo.deploy import runtime as deploy
-from fedgeo.estimators import DetectorWarning, FedKAD
+from fedgeo.estimators import DetectorWarning, FedKAD, GeodesicSVDD, load
 
 console = Console(highlight=False)
+stderr = Console(stderr=True, highlight=False)
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,7 @@ class Data:
 class Fit:
     """A detector from machines' own CSV files: FedKAD with our recommended settings, a threshold for every machine."""
 
-    files: tyro.conf.Positional[tuple[Path, ...]]
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
     """one CSV file of normal rows a machine, which is called by the file's name; or folders of such files"""
     out: Path = Path("detector")
     """the detector's file"""
@@ -188,30 +190,68 @@ class Fit:
 
     def run(self) -> None:
         """Read, fit, say what was found, save."""
-        if self.out.exists() and not deploy.is_detector(self.out):
-            raise FileExistsError(f"{self.out} is there and is no detector; choose another file with --out")
-        self.out.parent.mkdir(parents=True, exist_ok=True)
+        _check_target(self.out)
         clients = _machines(self.files, self.time)
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("files", "out", "time")}
         with _progress(f"FedKAD on {len(clients)} machines") as on_step, warnings.catch_warnings():
             warnings.simplefilter("ignore", DetectorWarning)  # the notes say the same
             model = FedKAD(**own, progress=lambda done: on_step(f"{done} rounds", self.rounds)).fit(clients)
-        shown = model.calibration_.copy()
-        shown["threshold"] = shown["threshold"].map("{:.4g}".format)
-        shown["alarm_rate"] = shown["alarm_rate"].map("{:.2%}".format)
-        _print_table(shown.astype(str), "Thresholds, from rows that were not trained on")
-        for note in model.notes_:
-            console.print(f"note: {note}", markup=False)
-        console.print(f"Detector: {model.save(self.out)}")
+        _print_calibration(model)
+        console.print(f"Detector: {model.save(self.out)}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Join:
+    """Add machines to a detector: the shared subspace, an operator and a threshold of their own; nothing is trained."""
+
+    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
+    """the detector's file, which is replaced"""
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
+    """one CSV file of normal rows a machine, or folders of such files"""
+    time: str | None = None
+    """name of the column of times, if it is not a usual one"""
+
+    def run(self) -> None:
+        """Load, join, say what was found, save."""
+        model = load(self.detector)
+        model.notes_ = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DetectorWarning)
+            for name, frame in _machines(self.files, self.time).items():
+                model.join(name, frame)
+        _print_calibration(model)
+        console.print(f"Detector: {model.save(self.detector)}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Recalibrate:
+    """New thresholds for a detector's machines, by the rule it was fitted with, from more of their normal rows."""
+
+    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
+    """the detector's file, which is replaced"""
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="FILE...")]
+    """one CSV file of normal rows a machine, called like it, or folders of such files"""
+    time: str | None = None
+    """name of the column of times, if it is not a usual one"""
+
+    def run(self) -> None:
+        """Load, recalibrate, say what was found, save."""
+        model = load(self.detector)
+        model.notes_ = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DetectorWarning)
+            model.recalibrate(_machines(self.files, self.time))
+        _print_calibration(model)
+        console.print(f"Detector: {model.save(self.detector)}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Score:
     """Scores and alarms of a machine's CSV file, as CSV."""
 
-    detector: tyro.conf.Positional[Path]
+    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
     """the detector's file"""
-    rows: tyro.conf.Positional[Path]
+    rows: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ROWS.csv")]
     """CSV file with the columns that the detector was fitted on"""
     client: str | None = None
     """whose rows they are; by default the client that is called like the file, or the only one"""
@@ -223,8 +263,11 @@ class Score:
     def run(self) -> None:
         """Read, score, write."""
         detector = deploy.load(self.detector)
+        for own in (self.rows, self.detector):
+            if self.out and self.out.exists() and self.out.samefile(own):
+                raise ValueError(f"--out {self.out} would replace what is read; choose another file")
         client = self.client or (self.rows.stem if self.rows.stem in detector.clients else None)
-        frame = data.read_csv(self.rows, time=self.time)
+        frame = data.read_csv(self.rows, time=self.time, columns=detector.columns)
         stream = detector if isinstance(detector, deploy.StreamDetector) else None
         missing = "error" if detector.settings["missing"] == "error" else "ffill"
         values, index = data.policy.read(
@@ -233,8 +276,11 @@ class Score:
         times = index.to_numpy() if isinstance(index, pd.DatetimeIndex) else None
         scores = detector.score(values, client, times)
         alarms = detector.alarms(scores, client)
-        table = pd.DataFrame({"score": scores, "alarm": alarms.astype(int)}, index=index)
-        table.index.name = "row" if times is None else "time"
+        table = pd.DataFrame({"score": scores, "alarm": alarms.astype(int)})
+        if times is not None:
+            table.index = pd.Index(frame.attrs["stamps"], name="time")
+        else:
+            table.index.name = "row"
         if stream and alarms.any():
             parts = stream.contributions(values, client, times)
             table["channels"] = [
@@ -242,18 +288,15 @@ class Score:
                 for part, alarm in zip(parts, alarms, strict=True)
             ]
         table.to_csv(self.out or sys.stdout, float_format="%.9g")
-        scored = int(np.isfinite(scores).sum())
-        Console(stderr=True, highlight=False).print(
-            f"{len(table)} rows, {scored} with a score, {int(alarms.sum())} alarms "
-            f"({alarms.sum() / max(scored, 1):.2%}) above {detector.threshold(client):.4g}"
-        )
+        for line in _score_summary(detector, client, self.rows.stem, scores, alarms):
+            stderr.print(line, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Watch:
     """Rows of CSV from standard input: a line of score and alarm for each as it comes, bad lines reported."""
 
-    detector: tyro.conf.Positional[Path]
+    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
     """the detector's file"""
     client: str | None = None
     """whose rows they are; may be left out where there is only one"""
@@ -339,7 +382,7 @@ class Profile:
 class Export:
     """A detector for where there is no fedgeo: a folder for NumPy alone, an ONNX graph, or a program of jax.export."""
 
-    detector: tyro.conf.Positional[Path]
+    detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
     """the detector's file"""
     to: Literal["runtime", "onnx", "stablehlo"] = "runtime"
     """runtime keeps all clients, the others hold one"""
@@ -365,6 +408,8 @@ Command = (
     | Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Data, tyro.conf.subcommand("data")]
     | Annotated[Fit, tyro.conf.subcommand("fit")]
+    | Annotated[Join, tyro.conf.subcommand("join")]
+    | Annotated[Recalibrate, tyro.conf.subcommand("recalibrate")]
     | Annotated[Score, tyro.conf.subcommand("score")]
     | Annotated[Watch, tyro.conf.subcommand("watch")]
     | Annotated[Export, tyro.conf.subcommand("export")]
@@ -388,6 +433,69 @@ def _machines(files: Sequence[Path], time: str | None) -> dict[str, pd.DataFrame
             f"several files are called {', '.join(doubled)}; machines are told apart by their file's name"
         )
     return {path.stem: data.read_csv(path, time=time) for path in paths}
+
+
+def _check_target(path: Path) -> None:
+    """Raise OSError, before any work, for a detector's file that could not be written at the end."""
+    if path.exists() and not deploy.is_detector(path):
+        raise FileExistsError(f"{path} is there and is no detector; choose another file with --out")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise OSError(
+            f"cannot write in {path.parent} ({error.strerror}); choose another place with --out"
+        ) from error
+
+
+def _print_calibration(model: FedKAD | GeodesicSVDD) -> None:
+    """The thresholds, a machine that has none included, and what is to be known of them."""
+    table = model.calibration_.reindex(model.clients_)
+    without = table["rows"].fillna(0) == 0
+    shown = pd.DataFrame(
+        {
+            "threshold": table["threshold"].map("{:.4g}".format),
+            "rule": table["rule"],
+            "rows": table["rows"].fillna(0).map("{:.0f}".format),
+            "alarms": table["alarm_rate"].map("{:.2%}".format),
+        }
+    )
+    shown[without] = ["none", "", "0", ""]
+    _print_table(shown, "Thresholds, from rows that were not trained on")
+    for note in model.notes_:
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
+
+
+MANY_ALARMS, TIMES_AIMED = 0.05, 10
+"""A share of alarms is worth a note above MANY_ALARMS, if it is TIMES_AIMED what calibration gave."""
+
+
+def _score_summary(
+    detector: deploy.StreamDetector | deploy.RowDetector,
+    client: str | None,
+    stem: str,
+    scores: np.ndarray,
+    alarms: np.ndarray,
+) -> Iterator[str]:
+    """What came out, and what its reader should doubt."""
+    scored = int(np.isfinite(scores).sum())
+    share = alarms.sum() / max(scored, 1)
+    yield (
+        f"{len(scores)} rows, {scored} with a score, {int(alarms.sum())} alarms ({share:.2%}) above "
+        f"{detector.threshold(client):.4g}"
+    )
+    name = client or (detector.clients[0] if len(detector.clients) == 1 else None)
+    if name and name != stem:
+        yield f"note: taken for rows of {name}, by whose threshold they are judged"
+    if not scored and isinstance(detector, deploy.StreamDetector):
+        yield f"note: the first score comes with row {detector.warm_up + 1} of a stream without gaps"
+    aimed = {c["client"]: c["alarm_rate"] for c in detector.about.get("calibration", ())}.get(name)
+    if aimed is not None and share > max(MANY_ALARMS, TIMES_AIMED * aimed):
+        yield (
+            f"note: on its calibration rows {aimed:.2%} were alarms; if these rows are normal, the machine has "
+            "changed: recalibrate the detector on some of them"
+        )
 
 
 @contextmanager
@@ -481,10 +589,15 @@ def main() -> None:
     )
     try:
         command.run()
+    except BrokenPipeError:  # who read what is printed has left
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        stderr.print("stopped")
+        sys.exit(130)
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("FEDGEO_TRACEBACK"):
             raise
-        Console(stderr=True, highlight=False).print(f"error: {error}", markup=False)
+        stderr.print(f"error: {error}", markup=False, soft_wrap=True)
         sys.exit(2)
 
 

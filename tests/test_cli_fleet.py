@@ -49,11 +49,11 @@ def test_scores_are_those_of_the_estimator(fleet):
     name = "plant-1"
     code, out, err = run("score", fleet / "detector", fleet / "test" / f"{name}.csv")
     assert code == 0, err
-    got = pd.read_csv(io.StringIO(out), index_col="time", parse_dates=True)
+    got = pd.read_csv(io.StringIO(out), index_col="time")
     frame = data.read_csv(fleet / "test" / f"{name}.csv")
     model = fedgeo.load(fleet / "detector")
     want = model.score_samples(frame, name)
-    assert (got.index == frame.index).all()
+    assert out.splitlines()[1].startswith("2024-01-01 00:00:00,,0")  # stamps as the file has them
     assert np.isfinite(want[20:]).all()
     np.testing.assert_allclose(got["score"], want, rtol=1e-5)
     np.testing.assert_array_equal(got["alarm"], model.predict(frame, name))
@@ -68,9 +68,10 @@ def test_watch_says_the_same_row_by_row(fleet):
     lines = (fleet / "test" / "plant-2.csv").read_text().splitlines()[:300]
     lines[150] = "not,a,row"
     code, out, err = run("watch", fleet / "detector", "--client", "plant-2", rows="\n".join(lines))
-    assert (code, err) == (0, "")
     got = pd.read_csv(io.StringIO(out))
-    assert len(got) == len(lines) - 1
+    assert (code, len(got)) == (0, len(lines) - 1)
+    alarms, scored = got["alarm"].sum(), got["score"].notna().sum()
+    assert err == f"{len(got)} rows, {scored} scored, {alarms} alarms, 1 unread\n"
     want = fedgeo.load(fleet / "detector").score_samples(
         data.read_csv(fleet / "test" / "plant-2.csv"), "plant-2"
     )
@@ -91,7 +92,7 @@ def test_an_exported_folder_needs_numpy_alone(fleet):
     done = subprocess.run(
         command, cwd=fleet / "device", input=lines, text=True, capture_output=True, timeout=100
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
     _, here, _ = run("watch", fleet / "detector", "--client", "plant-0", rows=lines)
     assert done.stdout == here
 
@@ -125,6 +126,8 @@ def test_mistakes_are_named(fleet, tmp_path):
             "name one of this detector's clients: 'plant-0', 'plant-1', 'plant-2'",
         ),
         (("watch", fleet / "detector", "--client", "x"), "there is no client 'x'"),
+        (("score", fleet / "detector", one, "--out", one), "would replace what is read"),
+        (("fit", one, "--out", "/proc/nope/detector"), "cannot write in /proc/nope"),
         (("export", fleet / "detector", "--to", "onnx"), "name one of this detector's clients"),
     ):
         code, _, err = run(*words)
@@ -132,3 +135,44 @@ def test_mistakes_are_named(fleet, tmp_path):
         assert message in " ".join(err.split()), words
         assert "Traceback" not in err
     assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_machines_join_and_are_calibrated_anew(fleet, tmp_path):
+    detector = tmp_path / "detector"
+    detector.write_bytes((fleet / "detector").read_bytes())
+    new = tmp_path / "new" / "plant-9.csv"
+    new.parent.mkdir()
+    new.write_bytes((fleet / "train" / "plant-1.csv").read_bytes())
+    code, out, err = run("join", detector, new.parent)
+    assert code == 0, err
+    assert "plant-9" in out
+    before = fedgeo.load(detector).threshold_
+    assert set(before) == {"plant-0", "plant-1", "plant-2", "plant-9"}
+    code, out, err = run("recalibrate", detector, fleet / "test" / "plant-2.csv")
+    assert code == 0, err
+    after = fedgeo.load(detector).threshold_
+    assert [name for name in after if after[name] != before[name]] == ["plant-2"]
+
+
+def test_what_a_reader_of_scores_should_doubt_is_said(fleet, tmp_path):
+    other = tmp_path / "other.csv"
+    frame = pd.read_csv(fleet / "test" / "plant-0.csv", index_col="time")
+    (5 * frame).to_csv(other)
+    code, _, err = run("score", fleet / "detector", other, "--client", "plant-0")
+    assert code == 0
+    assert "taken for rows of plant-0" in err
+    assert "recalibrate the detector" in err
+    frame.head(10).to_csv(other)
+    assert (
+        "the first score comes with row 21"
+        in run("score", fleet / "detector", other, "--client", "plant-0")[2]
+    )
+
+
+def test_a_stream_that_cannot_be_read_at_all_is_an_error(fleet):
+    lines = (fleet / "test" / "plant-0.csv").read_text().replace(",", ";")
+    code, _, err = run("watch", fleet / "detector", "--client", "plant-0", rows=lines)
+    assert (code, err) == (2, "line 1: fields are separated by ';', want commas\n")
+    code, _, err = run("watch", fleet / "detector", "--client", "plant-0", rows="a b c\nd e f\n")
+    assert code == 1
+    assert "no line could be read; want 10 numbers, separated by commas" in err

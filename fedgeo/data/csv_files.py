@@ -2,15 +2,21 @@
 
 import csv
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedgeo.deploy.runtime import MISSING, TIME_NAMES
+from fedgeo.deploy.runtime import MISSING, SEPARATORS, TIME_NAMES
+
+_MISSING = sorted({case(text) for text in MISSING for case in (str, str.upper, str.title)} | {"NaN"})
 
 
-def read_csv(path: str | os.PathLike[str], *, time: str | None = None) -> pd.DataFrame:
+def read_csv(
+    path: str | os.PathLike[str], *, time: str | None = None, columns: Sequence[str] | None = None
+) -> pd.DataFrame:
     """Read a stream or table of numbers.
 
     The first line names the columns if anything in it is no number; else they are called ``0``, ``1``, ... A column
@@ -20,9 +26,10 @@ def read_csv(path: str | os.PathLike[str], *, time: str | None = None) -> pd.Dat
     Args:
         path: of the file, comma separated.
         time: the name of the column of times, if it is another.
+        columns: read these alone of the columns that the file names, if it names them all.
 
     Returns:
-        ``(T, C)`` float64, NaN where a value is missing.
+        ``(T, C)`` float64, NaN where a value is missing. The stamps as the file has them are in ``attrs["stamps"]``.
 
     Raises:
         FileNotFoundError: no such file.
@@ -31,41 +38,65 @@ def read_csv(path: str | os.PathLike[str], *, time: str | None = None) -> pd.Dat
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no file {path}")
-    names = _first_line(path)
-    headed = not all(_is_number(name) for name in names)
-    try:
-        text = pd.read_csv(
-            path, header=0 if headed else None, dtype=str, keep_default_na=False, encoding="utf-8-sig",
-            skip_blank_lines=False, skipinitialspace=True,
-        )  # fmt: skip
-    except (pd.errors.ParserError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read as comma separated text: {error}") from error
-    text.columns = [str(name).strip() for name in (names if headed else text.columns)]
-    if doubled := sorted({name for name in text.columns if list(text.columns).count(name) > 1}):
+    names, lines, headed = _layout(path)
+    if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(f"{path}: several columns are called {', '.join(doubled)}; want one name a column")
-    first = 2 if headed else 1  # the line of the first row
-    text = text[(text.fillna("") != "").any(axis=1)]
-    lines = text.index.to_numpy() + first
-    found = _time_column(path, list(text.columns), time)
-    index = None if found is None else _times(path, text.pop(found), lines)
-    values = {name: _numbers(path, name, text[name], lines) for name in text.columns}
-    frame = pd.DataFrame(values, index=index)
-    return frame if index is not None else frame.reset_index(drop=True)
+    found = _time_column(path, names, time)
+    kept = [name for name in names if name != found]
+    if columns is not None and set(columns) <= set(kept):
+        kept = list(columns)
+    frame = pd.read_csv(
+        path, header=None, names=names, skiprows=int(headed), dtype={found: str} if found else None,
+        usecols=[*kept, *([found] if found else [])], na_values=_MISSING, keep_default_na=False,
+        encoding="utf-8-sig", skipinitialspace=True, low_memory=False,
+    )  # fmt: skip
+    values = {name: _numbers(path, name, frame[name], lines) for name in kept}
+    if found is None:
+        return pd.DataFrame(values)
+    stamps = frame[found].fillna("")
+    table = pd.DataFrame(values, index=_times(path, stamps, lines))
+    table.attrs["stamps"] = stamps.tolist()
+    return table
 
 
-def _first_line(path: Path) -> list[str]:
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        try:
-            fields = next(csv.reader(file))
-        except StopIteration:
-            raise ValueError(f"{path} is empty; want lines of numbers") from None
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{path} cannot be read as text: {error}") from error
-    return [field.strip() for field in fields]
+def _layout(path: Path) -> tuple[list[str], np.ndarray, bool]:
+    """The columns' names, the line number of every row, and whether the file names its columns."""
+    names: list[str] = []
+    lines: list[int] = []
+    headed = False
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.reader(file, skipinitialspace=True)
+            for fields in reader:
+                if not fields:
+                    continue
+                if not names:
+                    names = [field.strip() for field in fields]
+                    line = ",".join(names)
+                    if other := next((mark for mark in SEPARATORS if mark in line), None):
+                        raise ValueError(
+                            f"{path} is separated by {other!r}; want commas between fields and points in numbers: "
+                            "save it so"
+                        )
+                    headed = not all(map(_is_number, names))
+                    if headed:
+                        continue
+                if len(fields) != len(names):
+                    raise ValueError(
+                        f"{path}, line {reader.line_num}: {len(fields)} fields, want {len(names)} as in the first line"
+                    )
+                lines.append(reader.line_num)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text ({error.reason}); save it as UTF-8") from error
+    except csv.Error as error:
+        raise ValueError(f"{path} cannot be read as comma separated text: {error}") from error
+    if not names:
+        raise ValueError(f"{path} is empty; want lines of numbers")
+    return names if headed else [str(k) for k in range(len(names))], np.array(lines, dtype=np.int64), headed
 
 
 def _is_number(text: str) -> bool:
-    return text.strip().lower() in MISSING or not np.isnan(pd.to_numeric(text, errors="coerce"))
+    return text.lower() in MISSING or not np.isnan(pd.to_numeric(text, errors="coerce"))
 
 
 def _time_column(path: Path, names: list[str], time: str | None) -> str | None:
@@ -83,20 +114,18 @@ def _times(path: Path, text: "pd.Series[str]", lines: np.ndarray) -> pd.Datetime
         row = int(np.flatnonzero(stamps.isna())[0])
         raise ValueError(
             f"{path}, line {lines[row]}: {text.iloc[row]!r} in column {text.name} is no time; want seconds or ISO "
-            "8601, or name the column of times"
+            "8601, or leave the column out"
         )
     return pd.DatetimeIndex(stamps, name=text.name)
 
 
-def _numbers(path: Path, name: str, text: "pd.Series[str]", lines: np.ndarray) -> np.ndarray:
-    text = text.fillna("").str.strip()
-    missing = text.str.lower().isin(MISSING).to_numpy()
-    values = pd.to_numeric(text.mask(missing), errors="coerce").to_numpy(np.float64)
-    bad = np.isnan(values) & ~missing
+def _numbers(path: Path, name: str, column: "pd.Series[Any]", lines: np.ndarray) -> np.ndarray:
+    values = pd.to_numeric(column, errors="coerce").to_numpy(np.float64)
+    bad = np.isnan(values) & column.notna().to_numpy()
     if bad.any():
         row = int(np.flatnonzero(bad)[0])
         raise ValueError(
-            f"{path}, line {lines[row]}: {text.iloc[row]!r} in column {name} is not a number ({bad.sum()} such "
+            f"{path}, line {lines[row]}: {column.iloc[row]!r} in column {name} is not a number ({bad.sum()} such "
             "fields); leave the column out, or empty what is missing"
         )
     return values

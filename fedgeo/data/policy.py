@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
 
 def columns_of(clients: Mapping[str, Any]) -> tuple[str, ...]:
-    """The column names of a federation: those of its first data frame, else ``0``, ``1``, ... of its first array.
+    """The column names of a federation: those of most of its data frames, else ``0``, ``1``, ... of its first array.
 
     Raises:
         ValueError: no client, no columns, or two of one name.
@@ -51,7 +51,9 @@ def columns_of(clients: Mapping[str, Any]) -> tuple[str, ...]:
         )
     frames = [value for value in clients.values() if isinstance(value, pd.DataFrame)]
     if frames:
-        columns = tuple(map(str, frames[0].columns))
+        orders = [tuple(map(str, frame.columns)) for frame in frames]
+        common = Counter(map(frozenset, orders)).most_common(1)[0][0]  # of equally many the first
+        columns = next(order for order in orders if frozenset(order) == common)
     else:
         name, value = next(iter(clients.items()))
         columns = tuple(map(str, range(_shape(value, f"client {name}", None)[1])))
@@ -92,13 +94,13 @@ def read(
         row, column = np.argwhere(np.isinf(x))[0]
         raise ValueError(
             f"{where}: {_place(row, index)}, column {columns[column]} is {x[row, column]} ({np.isinf(x).sum()} "
-            'infinite values in all); replace them, for example by NaN together with missing="ffill"'
+            'infinite values in all); replace them, for example by missing values and missing="ffill"'
         )
     if missing == "error" and np.isnan(x).any():
         row, column = np.argwhere(np.isnan(x))[0]
         raise ValueError(
             f"{where}: {_place(row, index)}, column {columns[column]} is missing ({np.isnan(x).sum()} missing values "
-            'in all); fill them, or say what to do about them with the parameter "missing"'
+            'in all); fill them, or fit with missing="ffill" or "mask" (on the command line --missing)'
         )
     return Reading(x, index)
 

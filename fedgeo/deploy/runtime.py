@@ -731,6 +731,7 @@ def watch(
     *,
     time: str | None = None,
     style: str = "csv",
+    tally: dict[str, int] | None = None,
 ) -> Iterator[str]:
     """Scores of rows as they come, as lines of text: one out for every line in, and none lost.
 
@@ -751,6 +752,7 @@ def watch(
         client: whose rows they are.
         time: the name of the column of times, if it is another.
         style: of what comes out, ``"csv"`` or ``"json"`` (one object a line, null for no score).
+        tally: counts ``rows``, those ``scored``, ``alarms`` and lines ``unread``, as they come.
 
     Yields:
         Lines without their end: the header of the CSV, then ``row`` (from 0), ``time`` as it was given, ``score``,
@@ -766,6 +768,8 @@ def watch(
         yield ",".join(_Line._fields)
     layout: _Layout | None = None
     row = 0
+    counts = tally if tally is not None else {}
+    counts.update(dict.fromkeys(("rows", "scored", "alarms", "unread"), 0))
     for number, text in enumerate(lines, 1):
         if not (text := text.strip("\ufeff\r\n \t")):
             continue
@@ -785,11 +789,16 @@ def watch(
         except _HeaderError as error:
             raise ValueError(f"line {number}: {error}") from error
         except LateRowError as error:
+            counts["unread"] += 1
             out = out._replace(note=f"line {number} left out: {error}")
         except (ValueError, csv.Error) as error:
+            counts["unread"] += 1
             stream.skip()
             out = out._replace(note=f"line {number} counts as a lost row: {error}")
         row += 1
+        counts["rows"] = row
+        counts["scored"] += not math.isnan(out.score)
+        counts["alarms"] += out.alarm
         yield out.json() if style == "json" else out.csv()
 
 
@@ -861,12 +870,16 @@ class _Layout(NamedTuple):
         return [_number(fields[place]) for place in self.places], when
 
 
+SEPARATORS = (";", "\t", "|")
+"""What else than a comma people separate fields by; named in messages."""
 TIME_NAMES = ("time", "timestamp", "datetime", "date", "ts")
 MISSING = ("", "nan", "na", "n/a", "null", "none")
 
 
 def _find_layout(fields: Sequence[str], columns: Sequence[str], time: str | None) -> _Layout:
     """From the first line that can be read, names or values."""
+    if len(fields) == 1 != len(columns) and (other := [mark for mark in SEPARATORS if mark in fields[0]]):
+        raise _HeaderError(f"fields are separated by {other[0]!r}, want commas")
     absent = [name for name in columns if name not in fields]
     words = [field for field in fields if not _is_number(field)]
     width = len(columns)
@@ -895,9 +908,12 @@ def _number(text: str) -> float:
     if text.lower() in MISSING:
         return math.nan
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
         raise ValueError(f"{text!r} is not a number") from None
+    if math.isinf(value):
+        raise ValueError(f"{text!r} is not finite")
+    return value
 
 
 def _is_number(text: str) -> bool:
@@ -1020,9 +1036,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     # A byte that is no UTF-8 spoils its line, not the run.
     lines = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
-    style = "json" if given.json else "csv"
+    style, tally = "json" if given.json else "csv", dict[str, int]()
     try:
-        for line in watch(lines, load(given.detector), given.client, time=given.time, style=style):
+        detector = load(given.detector)
+        for line in watch(lines, detector, given.client, time=given.time, style=style, tally=tally):
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
     except (FileNotFoundError, ValueError) as error:
@@ -1030,8 +1047,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     except BrokenPipeError:  # who read the alarms has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         pass
+    sys.stderr.write(", ".join(f"{count} {name}" for name, count in tally.items()) + "\n")
+    if tally["unread"] and tally["unread"] == tally["rows"]:
+        sys.stderr.write(
+            f"no line could be read; want {len(detector.columns)} numbers, separated by commas\n"
+        )
+        return 1
     return 0
 
 

@@ -32,6 +32,9 @@ LARGEST = 1e15
 
 _HERE = os.path.dirname(__file__) + os.sep
 
+FAR = 50
+"""A threshold of more than this many times the median calibration score is worth a note."""
+
 _CALIBRATION = ["threshold", "rule", "rows", "alarm_rate"]
 
 
@@ -206,6 +209,14 @@ class Estimator(BaseEstimator):
             if found.fallback:
                 self._tell(
                     f"client {name}: the threshold is a plain quantile of its calibration scores: {found.fallback}"
+                )
+            known = score[np.isfinite(score)]
+            if found.rows and found.threshold > FAR * (usual := np.median(known)) > 0:
+                self._tell(
+                    f"client {name}: the threshold is {found.threshold / usual:.0f} times the median of its "
+                    f"{found.rows} calibration scores, so that little will alarm; the largest stands at row "
+                    f"{np.nanargmax(score)} of the rows kept for calibration: see whether they are normal, or "
+                    "recalibrate on others"
                 )
             if not found.rows:
                 self._tell(

@@ -55,13 +55,32 @@ def test_missing_values_are_nan_and_empty_lines_are_passed_over(tmp_path):
         ("a,b\n1,2\n\n3,on\n", r"line 4: 'on' in column b is not a number \(1 such fields\)"),
         ("1,2\n3,x\n", "line 2: 'x' in column 1"),
         ("a,a\n1,2\n", "several columns are called a"),
-        ("a,b\n1,2\n1,2,3\n", "cannot be read as comma separated text.*line 3"),
+        ("a,b\n1,2\n1,2,3\n", "line 3: 3 fields, want 2 as in the first line"),
+        ("a,b\n1,2,3\n1,2,3\n", "line 2: 3 fields, want 2"),
+        ("a,b\n1,2\n1\n", "line 3: 1 fields, want 2"),
+        ("a;b\n1,5;2,5\n", "is separated by ';'; want commas"),
+        ("1,5;2,5\n", "is separated by ';'; want commas"),
+        ("a\tb\n1\t2\n", r"is separated by '\\t'"),
         ("time,a\nmonday,2\n", "line 2: 'monday' in column time is no time"),
     ],
 )
 def test_what_cannot_be_read_is_named_with_its_line(tmp_path, text, words):
     with pytest.raises(ValueError, match=words):
         data.read_csv(written(tmp_path, text))
+
+
+def test_text_in_another_encoding_is_named(tmp_path):
+    path = tmp_path / "pump.csv"
+    path.write_bytes("pressão,b\n1,2\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"no UTF-8 text.*save it as UTF-8"):
+        data.read_csv(path)
+
+
+def test_columns_that_a_detector_does_not_know_are_left_alone(tmp_path):
+    path = written(tmp_path, "when,a,b,site\n2024-01-01,1,2,north\n")
+    assert list(data.read_csv(path, columns=["b", "a"]).columns) == ["b", "a"]
+    frame = data.read_csv(path, columns=["b", "a"], time="when")
+    assert frame.attrs["stamps"] == ["2024-01-01"]
 
 
 def test_a_file_that_is_not_there(tmp_path):
