@@ -77,7 +77,7 @@ class GeodesicSettings:
         max_steps: local steps an epoch, at most, of a client; K times as many where one trainer has all rows. A larger
             client takes other rows in every epoch.
         stateful: whether clients of the iterative protocol keep Adam's state from round to round. The paper does not
-            say; with it, and not without, the iterative protocol reaches the paper's values on Titanic and Adult.
+            say; with it, and not without, the iterative protocol reaches the paper's values on Titanic.
         one_shot_epochs: of the one-shot protocol.
         quantile: of the normal validation scores, above which a row is an alarm.
         baselines: add the paper's other methods: both protocols with linear mixup and without any (the iterative one
