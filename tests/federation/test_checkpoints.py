@@ -45,7 +45,7 @@ def test_only_the_newest_are_kept(tmp_path):
     [
         ({"key": jax.random.key(1)}, "key differ"),
         ({"data": DATA + 1}, "data_checksums differ"),
-        ({"data": jnp.arange(6.0)}, "data, data_checksums differ"),
+        ({"data": jnp.arange(6.0)}, "data, data_checksums, sampler differ"),
         ({"every": 2}, "every differ"),
         ({"about": {"rho": 2.0}}, "about differ"),
     ],
