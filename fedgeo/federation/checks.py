@@ -236,14 +236,15 @@ def _call(alg: FedAlgorithm, name: str, arguments: tuple[Any, ...], function: An
     try:
         return (own if function is None else function)(*arguments)
     except Exception as error:
-        names = _ARGUMENTS[name].split(", ")
-        given = ", ".join(
-            f"{n} {_brief(described(a))}" for n, a in zip(names, arguments, strict=True) if n != "key"
-        )
-        whole = (
-            "all clients, leaves (K, ...)" if name == "init" else "one client: is the first axis of data K?"
-        )
-        error.add_note(f"In {name} of the algorithm, called for {whole} Given: {given}")
+        whom = "one client (is the first axis of data that of the clients?)"
+        if name in ("init", "aggregate", "merge"):
+            whom = "all clients"
+        given = [
+            f"{word} {_brief(described(tree))}"
+            for word, tree in zip(_ARGUMENTS[name].split(", "), arguments, strict=True)
+            if word != "key"
+        ]
+        error.add_note(f"In {name} of the algorithm, called for {whom} with {', '.join(given)}")
         raise
 
 
