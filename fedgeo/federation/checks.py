@@ -240,7 +240,7 @@ def _call(alg: FedAlgorithm, name: str, arguments: tuple[Any, ...], function: An
         if name in ("init", "aggregate", "merge"):
             whom = "all clients"
         given = [
-            f"{word} {_brief(described(tree))}"
+            f"{word} {_brief(_words(tree))}"
             for word, tree in zip(_ARGUMENTS[name].split(", "), arguments, strict=True)
             if word != "key"
         ]
