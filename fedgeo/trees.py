@@ -110,7 +110,7 @@ def _ordered(leaf: jax.Array, weights: jax.Array) -> jax.Array:
 def all_finite(tree: PyTree, batch_axes: int = 0) -> jax.Array:
     """Whether every entry is finite, kept apart over the first ``batch_axes`` axes; an empty tree is finite."""
     flags = [
-        jnp.all(jnp.isfinite(leaf), axis=tuple(range(batch_axes, leaf.ndim)))
+        jnp.all(jnp.isfinite(leaf), axis=tuple(range(batch_axes, jnp.ndim(leaf))))
         for leaf in jax.tree.leaves(tree)
     ]
     result = jnp.asarray(True)

@@ -42,7 +42,11 @@ class Manifold(Protocol):
         """Point that a tangent step v from x leads to."""
 
     def transport(self, x: jax.Array, y: jax.Array, v: jax.Array, /) -> jax.Array:
-        """Carry the tangent vector v from x to y."""
+        """Carry the tangent vector v from x to y.
+
+        For methods that carry vectors themselves, such as conjugate gradients. :func:`riemannian` does not call it:
+        it projects what its optimiser remembers at every new point.
+        """
 
     def inner(self, x: jax.Array, u: jax.Array, v: jax.Array, /) -> jax.Array:
         """Inner product of tangent vectors at x, without the trailing axes of a point."""
@@ -131,7 +135,8 @@ def riemannian(inner: optax.GradientTransformation, manifold: Manifold) -> optax
     """Run an optax optimiser on a manifold.
 
     A step is ``egrad2rgrad -> inner -> project_tangent -> retract``. Momentum held by ``inner`` meets the
-    projection at each new point, which is its vector transport. Scaling by coordinates, as Adam does, depends
+    projection at each new point, which serves as its transport; ``transport`` and ``inner`` of the manifold are not
+    called. Scaling by coordinates, as Adam does, depends
     on the basis of the ambient space; the projection makes its result a valid tangent step all the same.
     Weight decay has no meaning here: it moves along the normal, which the projection removes.
 

@@ -35,8 +35,11 @@ def check_retraction(manifold: Manifold, x: jax.Array, v: jax.Array, order: int 
         order: 1, or 2 for a second-order retraction of a manifold with the metric of its ambient space.
 
     Returns:
-        ``identity``, ``|c(0) - x|``; ``velocity``, ``|c'(0) - v|``; and for order 2 ``acceleration``, the
-        tangent part of ``c''(0)``, which vanishes where the curve follows the geodesic to second order.
+        ``identity``, ``|c(0) - x|``; ``velocity``, ``|c'(0) - v|``; ``landing``, ``|P P u - P u|`` of the tangent
+        projection P at ``c(1)`` and a random u, as P is a projection at points of the manifold alone (a manifold
+        that is an open set, where every vector is tangent, is not told from its surroundings by this); and for order 2
+        ``acceleration``, the tangent part of ``c''(0)``, which vanishes where the curve follows the geodesic to second
+        order.
     """
     if order not in (1, 2):
         raise ValueError(f"check_retraction: order must be 1 or 2, got {order}")
@@ -48,7 +51,14 @@ def check_retraction(manifold: Manifold, x: jax.Array, v: jax.Array, order: int 
         return jax.jvp(curve, (t,), (jnp.ones_like(t),))[1]
 
     zero = jnp.zeros((), v.dtype)
-    errors = {"identity": _gap(curve(zero), x), "velocity": _gap(velocity(zero), v)}
+    y = curve(jnp.ones_like(zero))
+    # The velocity there would be tangent too, but for quotients: a curve of frames also turns them in their subspace.
+    projected = manifold.project_tangent(y, jax.random.normal(jax.random.key(0), y.shape, y.dtype))
+    errors = {
+        "identity": _gap(curve(zero), x),
+        "velocity": _gap(velocity(zero), v),
+        "landing": _gap(manifold.project_tangent(y, projected), projected),
+    }
     if order == 2:
         acceleration = manifold.project_tangent(x, jax.jvp(velocity, (zero,), (jnp.ones_like(zero),))[1])
         errors["acceleration"] = _gap(acceleration, jnp.zeros_like(acceleration))
@@ -73,6 +83,47 @@ def check_projection(manifold: Manifold, x: jax.Array, u: jax.Array, w: jax.Arra
         "self_adjoint": _gap(manifold.inner(x, Pu, w), manifold.inner(x, u, Pw)),
         "linear": _gap(project(u - 2 * w), Pu - 2 * Pw),
         "tangent": check_retraction(manifold, x, Pu)["velocity"],
+    }
+
+
+def check_transport(
+    manifold: Manifold, x: jax.Array, y: jax.Array, u: jax.Array, v: jax.Array
+) -> dict[str, float]:
+    """Errors of the transport T from x to y of vectors u and v that are tangent at x.
+
+    Returns:
+        ``tangent``, ``|P T v - T v|`` with the tangent projection P at y; ``linear``,
+        ``|T (u - 2 v) - T u + 2 T v|``; ``identity``, ``|T v - v|`` from x to x.
+    """
+
+    def carry(w: jax.Array) -> jax.Array:
+        return manifold.transport(x, y, w)
+
+    Tu, Tv = carry(u), carry(v)
+    return {
+        "tangent": max(_gap(manifold.project_tangent(y, w), w) for w in (Tu, Tv)),
+        "linear": _gap(carry(u - 2 * v), Tu - 2 * Tv),
+        "identity": _gap(manifold.transport(x, x, v), v),
+    }
+
+
+def check_inner(manifold: Manifold, x: jax.Array, u: jax.Array, v: jax.Array) -> dict[str, float]:
+    """Errors of the inner product at x, for tangent vectors u and v that are not zero and no multiples of each other.
+
+    Returns:
+        ``symmetric``, ``|<u, v> - <v, u>|``; ``linear``, ``|<u - 2 v, v> - <u, v> + 2 <v, v>|``; ``positive``, the
+        share of points where the smaller eigenvalue of the products of u and v with each other is not above zero.
+    """
+
+    def inner(a: jax.Array, b: jax.Array) -> jax.Array:
+        return manifold.inner(x, a, b)
+
+    uu, uv, vv = inner(u, u), inner(u, v), inner(v, v)
+    positive = (uu > 0) & (vv > 0) & (uu * vv > uv**2)
+    return {
+        "symmetric": _gap(uv, inner(v, u)),
+        "linear": _gap(inner(u - 2 * v, v), uv - 2 * vv),
+        "positive": float(jnp.mean(~positive)),
     }
 
 

@@ -30,6 +30,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from fedgeo import federation, trees
+from fedgeo.federation.participation import without_strays
 from fedgeo.protocol import Cohort, FedAlgorithm, Key, PyTree
 
 Load = Callable[[Context], tuple[int, PyTree]]
@@ -89,10 +90,11 @@ def client_app(alg: FedAlgorithm, load: Load, *, clients: int, seed: int = 0) ->
         after, upload, metrics = jax.jit(alg.update)(
             jax.random.fold_in(work_key, client_id), server, client, data_k
         )
-        sound = bool(trees.all_finite((after, upload)))
+        weight = float(alg.weight(data_k))
+        sound = bool(trees.all_finite((after, upload))) and 0 <= weight < float("inf")
         _keep(context, client, after if sound else client, number if sound else _NOBODY)
         facts = MetricRecord({name: float(value) for name, value in metrics.items()})
-        facts["client"], facts["weight"] = client_id, float(alg.weight(data_k))
+        facts["client"], facts["weight"] = client_id, weight
         return Message(RecordDict({"upload": _pack(upload), "facts": facts}), reply_to=message)
 
     @app.query("sync")
@@ -159,9 +161,13 @@ def serve(
     combine = jax.jit(federation.combine, static_argnames=("alg", "quorum"))
     for number in range(first, rounds):
         draw_key, _ = federation.round_keys(key, number)
-        cohort = sampler(draw_key, clients, jnp.asarray(number))
+        cohort = without_strays(sampler(draw_key, clients, jnp.asarray(number)), clients)
         index, active = np.asarray(cohort.index), np.asarray(cohort.active)
         asked = [int(k) for k in index[active]]
+        if (index >= clients).any():
+            run.incidents.append(
+                f"round {number}: the sampler drew an id that is no client's, or one twice; such entries took no part"
+            )
         round_ = ConfigRecord({"number": number, "void": voids})
         replies = run.ask(
             "train", {nodes[k]: {"server": _pack(server), "round": round_} for k in asked}, number
@@ -206,6 +212,9 @@ def _one_round(
         sound = content is not None and bool(trees.all_finite((upload, np.asarray(weight))))
         if content is not None and not sound:
             run.incidents.append(f"round {number}: what client {k} sent was not finite and was set aside")
+        elif weight < 0:
+            sound = False
+            run.incidents.append(f"round {number}: the weight of client {k} is negative; it was set aside")
         uploads.append(upload)
         weights.append(weight)
         active.append(sound)

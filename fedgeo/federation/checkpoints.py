@@ -21,16 +21,18 @@ import numpy as np
 from fedgeo.federation.history import made_folder
 from fedgeo.protocol import Key, PyTree
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Checkpoints:
     """Where and how often :func:`fedgeo.federation.fit` saves, ``fit(..., checkpoints=Checkpoints("run"))``.
 
-    A folder belongs to one run: the same algorithm, key, data and blocks. Calling ``fit`` again with the same arguments
-    goes on from the newest checkpoint, to the same bits as a run that was never cut off. On SIGTERM, ``fit`` finishes
-    its block of rounds, saves, and leaves by ``SystemExit(143)``.
+    A folder belongs to one run: the same algorithm, key, data, ``every``, sampler, quorum and start (``init``, or the
+    same ``state=``). Calling ``fit`` again with the same arguments goes on from the newest checkpoint, to the same bits
+    as a run that was never cut off; anything else is refused as far as ``fit`` can tell: by the shapes of all that a
+    run holds, and by one draw of the sampler. Settings that change no shape, such as a step size, belong in ``about``.
+    On SIGTERM, ``fit`` finishes its block of rounds, saves, and leaves by ``SystemExit(143)``.
 
     Attributes:
         folder: made if it is not there.
@@ -63,8 +65,28 @@ class CheckpointError(ValueError):
 class Store:
     """The open folder of one run."""
 
-    def __init__(self, checkpoints: Checkpoints, key: Key, data: PyTree, first_round: int) -> None:
-        """Open or make the folder; ``key``, ``data`` and ``first_round`` are the run's."""
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        key: Key,
+        data: PyTree,
+        first_round: int,
+        *,
+        facts: Mapping[str, int],
+        draw: PyTree,
+        begins: PyTree | None,
+    ) -> None:
+        """Open or make the folder of a run.
+
+        Args:
+            checkpoints: the user's.
+            key: the run's.
+            data: the run's.
+            first_round: the run's.
+            facts: numbers that a later call must agree on, by name.
+            draw: of the sampler, from the same key in every run.
+            begins: the state that the run was given, None if it begins at init.
+        """
         if jax.process_count() > 1:
             raise ValueError("checkpoints are written by one process; this run has several")
         import orbax.checkpoint as ocp  # takes a second to import, and few runs need it
@@ -78,6 +100,9 @@ class Store:
             "every": checkpoints.every,
             "data": {jax.tree_util.keystr(p): _form(leaf) for p, leaf in jax.tree.leaves_with_path(data)},
             "data_checksums": _checksums(data),
+            "start": "init" if begins is None else f"a given state ({_digest(begins)})",
+            **facts,
+            "sampler": _digest(draw),
             "about": json.loads(json.dumps(dict(checkpoints.about))),
         }
         options = ocp.CheckpointManagerOptions(
@@ -85,10 +110,10 @@ class Store:
         )
         self._manager = ocp.CheckpointManager(self._folder, options=options)
 
-    def save(self, done: int, tree: PyTree) -> None:
-        """Write what a run holds after ``done`` rounds; returns when it is on disk."""
+    def save(self, done: int, tree: tuple[PyTree, PyTree]) -> None:
+        """Write the state and history of a run after ``done`` rounds; returns when they are on disk."""
         leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-        about = {"identity": self._identity, "form": _forms(tree), "checksums": _checksums(tree)}
+        about = {"identity": self._identity, "form": _forms(*tree), "checksums": _checksums(tree)}
         args = self._ocp.args
         self._manager.save(
             done,
@@ -96,11 +121,11 @@ class Store:
             force=True,
         )
 
-    def restore(self, like: PyTree) -> tuple[int, PyTree] | None:
-        """Rounds done and what the run held, or None in an empty folder.
+    def restore(self, like: tuple[PyTree, PyTree]) -> tuple[int, PyTree] | None:
+        """Rounds done, and state and history of the run, or None in an empty folder.
 
         Args:
-            like: a tree of that structure; shapes of a leading axis of rounds may differ.
+            like: of that structure, shapes and dtypes; the history may be of another number of rounds.
 
         Raises:
             CheckpointError: the newest checkpoint is damaged, or of another run.
@@ -121,13 +146,26 @@ class Store:
             raise CheckpointError(
                 f"{where} cannot be read ({type(error).__name__}); remove it to go on from the one before"
             ) from error
-        if differs := [
-            name for name, value in self._identity.items() if about["identity"].get(name) != value
-        ]:
-            raise CheckpointError(f"{where} is of another run: {', '.join(differs)} differ; {remedy}")
-        structure = jax.tree.structure(like)
-        if len(jax.tree.leaves(like)) != len(leaves) or about["form"]["structure"] != str(structure):
+        there = about["identity"]
+        if differs := [name for name, value in self._identity.items() if there.get(name) != value]:
+            brief = [
+                f"{name} {there[name]} there and {self._identity[name]} here"
+                for name in differs
+                if isinstance(there.get(name), int | str) and name != "sampler"
+            ]
+            what = f"{', '.join(differs)} differ" + (f" ({'; '.join(brief)})" if brief else "")
+            raise CheckpointError(f"{where} is of another run: {what}; {remedy}")
+        structure, (saved, here) = jax.tree.structure(like), (about["form"], _forms(*like))
+        if saved["structure"] != here["structure"] or len(leaves) != len(jax.tree.leaves(like)):
             raise CheckpointError(f"{where} holds the state of another algorithm; {remedy}")
+        if differs := [
+            f"{name} {saved['leaves'].get(name)} there and {form} here"
+            for name, form in here["leaves"].items()
+            if saved["leaves"].get(name) != form
+        ]:
+            raise CheckpointError(
+                f"{where} holds the state of another algorithm: {'; '.join(differs[:4])}; {remedy}"
+            )
         if _checksums(leaves) != about["checksums"]:
             raise CheckpointError(f"{where} is damaged; remove it to go on from the one before")
         return done, jax.tree.unflatten(structure, [jnp.asarray(leaf) for leaf in leaves])
@@ -137,15 +175,26 @@ class Store:
         self._manager.close()
 
 
-def _form(leaf: Any) -> str:
-    return f"{jnp.result_type(leaf)}{list(np.shape(leaf))}"
+def _form(leaf: Any, axes_left_out: int = 0) -> str:
+    return f"{leaf.dtype if hasattr(leaf, 'dtype') else jnp.result_type(leaf)}{list(np.shape(leaf)[axes_left_out:])}"
 
 
-def _forms(tree: PyTree) -> dict[str, Any]:
+def _forms(state: PyTree, history: PyTree) -> dict[str, Any]:
+    """Structure and, by name, shapes and dtypes; those of a history without the axis of rounds."""
     return {
-        "structure": str(jax.tree.structure(tree)),
-        "leaves": [_form(leaf) for leaf in jax.tree.leaves(tree)],
+        "structure": str(jax.tree.structure((state, history))),
+        "leaves": {
+            name + jax.tree_util.keystr(path): _form(leaf, axes)
+            for name, tree, axes in (("state", state, 0), ("history", history, 1))
+            for path, leaf in jax.tree.leaves_with_path(tree)
+        },
     }
+
+
+def _digest(tree: PyTree) -> str:
+    """A short word for shapes, dtypes and values."""
+    told = [(jax.tree_util.keystr(path), _form(leaf)) for path, leaf in jax.tree.leaves_with_path(tree)]
+    return f"{zlib.crc32(json.dumps([told, _checksums(tree)]).encode()):08x}"
 
 
 def _checksums(tree: PyTree) -> list[int]:

@@ -5,7 +5,6 @@ sets aside what is not finite, aggregates, maps ``sync`` and scatters the client
 round and client, so results depend neither on the order of the cohort nor on the block size.
 """
 
-import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -18,10 +17,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedgeo import trees
-from fedgeo.federation import sharding
+from fedgeo.federation import checks, sharding
 from fedgeo.federation.checkpoints import Checkpoints, Store, deferred_sigterm
 from fedgeo.federation.history import Records, RoundInfo
-from fedgeo.federation.participation import Sampler, everyone
+from fedgeo.federation.participation import Sampler, everyone, without_strays
 from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key, PyTree
 
 
@@ -47,8 +46,8 @@ def _merge_blocks(
 
     def block(carry: tuple[PyTree, jax.Array], some: tuple[PyTree, jax.Array]) -> Any:
         clients, uploads, *rest = jax.vmap(lambda a: work(*a))(some[0])
-        weights, finite = rest[-2:]
-        counted = some[1] & finite
+        weights, sound = rest[-2:]
+        counted = some[1] & sound
         own = jnp.where(counted, weights, 0)
         uploads = trees.where(counted, uploads, jax.tree.map(jnp.zeros_like, uploads))
         new = (merge(uploads, own), jnp.sum(own))
@@ -102,19 +101,22 @@ def fed_round(
         key: the round's key; client k works with ``fold_in(key, k)``.
         state: leaves of ``state.clients`` are ``(K, ...)``.
         data: leaves ``(K, ...)``.
-        cohort: who takes part.
+        cohort: who takes part; an id that is not below K, or stands there twice, counts for nobody.
         block_size: clients updated at a time; None for the whole cohort.
         quorum: fewest clients that must count.
         mesh: one axis of devices over which the cohort is spread; S must be a multiple of their number.
     """
+    num_clients = _num_clients(data)
+    cohort = without_strays(cohort, num_clients)
     index = cohort.index
     keys = jax.vmap(jax.random.fold_in, in_axes=(None, 0))(key, index)
     before = trees.take(state.clients, index)
 
     def work(server: PyTree, k: Key, client: PyTree, data_k: PyTree) -> Any:
         client, upload, metrics = alg.update(k, server, client, data_k)
-        weight = alg.weight(data_k)
-        return client, upload, metrics, weight, trees.all_finite((upload, client, weight))
+        weight = checks.as_weight(alg.weight(data_k))
+        sound = trees.all_finite((upload, client, weight)) & (weight >= 0)
+        return client, upload, metrics, weight, sound
 
     def fetch_and_work(server: PyTree, k: Key, client: PyTree, i: jax.Array) -> Any:
         return work(server, k, client, trees.take(data, i))  # a block of clients holds a block's data
@@ -126,8 +128,8 @@ def fed_round(
         def stacked(server: PyTree, arguments: PyTree) -> Any:
             return _over_clients(partial(one, server), arguments, block_size)
 
-        clients, uploads, metrics, weights, finite = _on_devices(stacked, mesh, state.server, arguments)
-        reported = Cohort(index, cohort.active & finite)
+        clients, uploads, metrics, weights, sound = _on_devices(stacked, mesh, state.server, arguments)
+        reported = Cohort(index, cohort.active & sound)
         server, weights, enough, updated = combine(
             alg, state.server, uploads, weights, reported, quorum=quorum
         )
@@ -139,19 +141,21 @@ def fed_round(
             return _merge_blocks(merge, partial(one, server), theirs, active, size)
 
         done, uploads, totals = _on_devices(merged, mesh, state.server, (arguments, cohort.active))
-        clients, metrics, weights, finite = done
-        weights = jnp.where(cohort.active & finite, weights, 0)
+        clients, metrics, weights, sound = done
+        weights = jnp.where(cohort.active & sound, weights, 0)
         parts = Cohort(jnp.arange(totals.shape[0]), totals > 0)
         aggregated = alg.aggregate(state.server, uploads, totals, parts)
         server, enough, updated = _commit(state.server, aggregated, weights, quorum)
 
     synced = jax.vmap(alg.sync, in_axes=(None, 0), axis_size=index.shape[0])(server, clients)
-    _check_same_form("sync", synced, before)
+    checks.same_form("sync", synced, before)
     if cohort.reached is not None:
         synced = trees.where(cohort.reached, synced, clients)
-    sound = finite & trees.all_finite(synced, batch_axes=1)
+    sound = sound & trees.all_finite(synced, batch_axes=1)
     after = trees.put(state.clients, index, trees.where(updated & cohort.active & sound, synced, before))
-    info = RoundInfo(index, weights, cohort.active, cohort.active & ~sound, enough, updated, metrics)
+    metrics = {name: jnp.where(weights > 0, value, jnp.nan) for name, value in metrics.items()}
+    named = jnp.where(index < num_clients, index, -1)
+    info = RoundInfo(named, weights, cohort.active, cohort.active & ~sound, enough, updated, metrics)
     return FedState(server, after), info
 
 
@@ -170,7 +174,7 @@ def combine(
         alg: the algorithm.
         server: its state.
         uploads: leaves ``(S, ...)``; those of clients that did not report may hold anything.
-        weights: ``(S,)``, likewise.
+        weights: ``(S,)``, likewise; whoever has one that is negative or not finite is left out.
         reported: the cohort, ``active`` where the upload is there and finite.
         quorum: fewest clients that must count.
 
@@ -178,6 +182,8 @@ def combine(
         The new state, the weights that counted ``(S,)``, whether they are as many as the quorum asks for, and whether
         the state is new; if not it is the old one, and the round is void.
     """
+    sound = reported.active & (weights >= 0) & (weights < jnp.inf)
+    reported = reported._replace(active=sound)
     weights = jnp.where(reported.active, weights, 0)
     uploads = trees.where(reported.active, uploads, jax.tree.map(jnp.zeros_like, uploads))
     aggregated = alg.aggregate(server, uploads, weights, reported)
@@ -189,7 +195,7 @@ def _commit(
     server: PyTree, aggregated: PyTree, weights: jax.Array, quorum: int
 ) -> tuple[PyTree, jax.Array, jax.Array]:
     """The new state, or the old one of a void round; whether enough clients counted; whether it is the new one."""
-    _check_same_form("aggregate", aggregated, server)
+    checks.same_form("aggregate", aggregated, server)
     enough = jnp.sum(weights > 0) >= quorum
     updated = enough & trees.all_finite(aggregated)
     return trees.where(updated, aggregated, server), enough, updated
@@ -244,6 +250,9 @@ def run(
         options: dict[str, Any] = dict(block_size=block_size, quorum=quorum, mesh=mesh)
         if mesh is None:
             return fed_round(alg, work_key, carry, data, cohort, **options)
+        cohort = without_strays(
+            cohort, num_clients
+        )  # before ids beyond K come to mean the clients that fill up
         filled = sharding.fill_cohort(cohort, num_clients, mesh.size)
         carry, info = fed_round(alg, work_key, carry, data, filled, **options)
         return carry, sharding.drop_filling(info, cohort.index.shape[0], mesh)
@@ -275,6 +284,9 @@ def fit(
 ) -> tuple[FedState, RoundInfo]:
     """Run a federation.
 
+    It runs on the host: under ``jit`` or ``vmap`` use :func:`init` and :func:`run`. The arguments, and what the
+    functions of the algorithm return, are checked before the first round.
+
     Whoever wants to hear of a run while it goes on (``checkpoints``, ``records``, ``on_progress``, ``stop``) cuts it
     into blocks of rounds, which run one program again and again and change no result: ``checkpoints.every`` rounds
     each, or about ten equal blocks.
@@ -285,10 +297,11 @@ def fit(
         data: all clients, every leaf ``(K, ...)``.
         rounds: R, at least 0.
         sampler: who takes part in each round; everyone by default.
-        state: where to go on from; None starts from :func:`init`.
+        state: where to go on from; None starts from :func:`init`. With checkpoints it is part of what makes a run: a
+            folder of a run that began elsewhere is refused.
         first_round: number of the first round; pass the rounds already done to continue a run exactly.
         block_size: clients updated at a time, on each device, to cap memory; None for a whole cohort.
-        quorum: fewest clients that must count; a round with fewer is void.
+        quorum: fewest clients that must count, at most S; a round with fewer is void.
         mesh: devices to spread clients and cohorts over, such as :func:`client_mesh`, of one process or several that
             all call this with the same arguments. Results agree with those of one device to rounding.
         checkpoints: where to save, and to go on from if something is there.
@@ -302,32 +315,44 @@ def fit(
         run was stopped.
 
     Raises:
-        ValueError: leaves of ``data`` that disagree in K, a negative number of rounds, or a cohort larger than K.
+        ValueError: an argument, or what a function of the algorithm or the sampler returns, that is not what it must
+            be; what was got, what is wanted and what to do.
+        TypeError: a function of the algorithm that does not keep structure, shapes and dtypes of a state.
         CheckpointError: a checkpoint that is damaged or of another run.
     """
-    for name, count, least in (
-        ("rounds", rounds, 0),
-        ("first_round", first_round, 0),
-        ("block_size", block_size, 1),
-        ("quorum", quorum, 1),
-    ):
-        if count is not None and (not isinstance(count, int) or not least <= count < 2**31):
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {count!r}")
-    num_clients = _check_leading_axis("data", data)
-    state = init(alg, key, data) if state is None else state
-    if jax.tree.leaves(state.clients) and _check_leading_axis("state.clients", state.clients) != num_clients:
+    checks.algorithm(alg)
+    checks.counts(
+        rounds=(rounds, 0), first_round=(first_round, 0), block_size=(block_size, 1), quorum=(quorum, 1)
+    )
+    checks.single_key(key)
+    if mesh is not None:
+        sharding.check_mesh(mesh)
+    checks.instances(
+        checkpoints=(checkpoints, Checkpoints, "pass fedgeo.federation.Checkpoints(folder)"),
+        records=(records, Records, "pass fedgeo.federation.Records(folder, names of the clients)"),
+    )
+    num_clients = checks.leading_axis("data", data)
+    size = checks.cohort_size(sampler, key, num_clients, first_round)
+    if quorum > size:
         raise ValueError(
-            f"the state holds other clients than the data, which have {num_clients}; start from init"
+            f"a quorum of {quorum} is more than the cohort of {size} clients, so that every round would be void; "
+            "ask for fewer, or draw more"
         )
+    begins_at_init = state is None
+    if state is None:
+        state = checks.start(alg, init, key, data)
+    else:
+        checks.given_state(state, alg, init, key, data)
     if records and len(records.names) != num_clients:
         raise ValueError(f"records name {len(records.names)} clients, but the federation has {num_clients}")
-    drawn_with = (jax.random.fold_in(key, first_round), num_clients, jnp.asarray(first_round))
-    _check_signature(sampler, *drawn_with)
-    size = _check_cohort(sampler(*drawn_with), num_clients)
-    upload = upload_bytes(alg, state, data) if records else 0
-    done, store = 0, Store(checkpoints, key, data, first_round) if checkpoints else None
+    upload = trees.nbytes(checks.messages(alg, key, state, data, size))
+    done, store = 0, None
     history: list[RoundInfo] = []
-    if store:
+    if checkpoints:
+        facts = {"cohort_size": size, "quorum": quorum}
+        begins = None if begins_at_init else state
+        draw = sampler(jax.random.key(0), num_clients, jnp.asarray(first_round))
+        store = Store(checkpoints, key, data, first_round, facts=facts, draw=draw, begins=begins)
         program = partial(run, alg, sampler=sampler, rounds=1)
         _, like = jax.eval_shape(program, key, state, data, jnp.asarray(0))
         if found := store.restore((state, like)):
@@ -338,7 +363,6 @@ def fit(
     if records:
         records.start(first_round + done)
     if mesh is not None:
-        sharding.check_mesh(mesh)
         length = sharding.filled_length(num_clients, size, mesh.size)
         data = sharding.spread(data, mesh, length)
         state = FedState(
@@ -382,7 +406,12 @@ def _join(history: list[RoundInfo]) -> RoundInfo:
 
 
 def deploy(alg: FedAlgorithm, state: FedState, data: PyTree, *, block_size: int | None = None) -> PyTree:
-    """Every client's detector, leaves ``(K, ...)``."""
+    """Every client's detector, leaves ``(K, ...)``.
+
+    Raises:
+        ValueError: a state and data of different numbers of clients.
+    """
+    checks.same_clients(**{"state.clients": state.clients, "data": data})
     return _over_clients(partial(alg.deploy, state.server), (state.clients, data), block_size)
 
 
@@ -397,7 +426,11 @@ def score(alg: FedAlgorithm, detectors: PyTree, x: PyTree, *, block_size: int | 
 
     Returns:
         ``(K, T)`` or ``(K, N)``; what stands at padded rows means nothing.
+
+    Raises:
+        ValueError: detectors and data of different numbers of clients.
     """
+    checks.same_clients(detectors=detectors, x=x)
     return _over_clients(alg.score, (detectors, x), block_size)
 
 
@@ -412,47 +445,6 @@ def upload_bytes(alg: FedAlgorithm, state: FedState, data: PyTree) -> int:
 
 def _num_clients(data: PyTree) -> int:
     return jax.tree.leaves(data)[0].shape[0]
-
-
-def _check_leading_axis(name: str, data: PyTree) -> int:
-    sizes = {jax.tree_util.keystr(path): np.shape(leaf)[:1] for path, leaf in jax.tree.leaves_with_path(data)}
-    if not sizes or len(set(sizes.values())) != 1 or () in sizes.values():
-        raise ValueError(f"every leaf of {name} needs the same leading client axis (K, ...), got {sizes}")
-    return next(iter(sizes.values()))[0]
-
-
-def _check_signature(sampler: Sampler, *arguments: Any) -> None:
-    try:
-        inspect.signature(sampler).bind(*arguments)
-    except TypeError as error:
-        raise ValueError(f"a sampler is called with (key, K, round number): {error}") from None
-
-
-def _check_cohort(cohort: Cohort, num_clients: int) -> int:
-    """S, of a user's own sampler that holds to what it must; checked on one draw, before anything is traced."""
-    index, active = np.asarray(cohort.index), np.asarray(cohort.active)
-    if index.ndim != 1 or index.shape != active.shape or index.dtype.kind not in "iu" or active.dtype != bool:
-        raise ValueError(
-            "a sampler returns Cohort(index, active), integers (S,) and booleans (S,); "
-            f"got {index.dtype} {index.shape} and {active.dtype} {active.shape}"
-        )
-    if len(set(index.tolist())) < len(index) or not ((index >= 0) & (index < num_clients)).all():
-        raise ValueError(
-            f"a sampler's ids must be distinct and below K = {num_clients}, got {index.tolist()}"
-        )
-    return len(index)
-
-
-def _check_same_form(name: str, got: PyTree, want: PyTree) -> None:
-    """Raise at trace time if a function of the algorithm returns another structure, shape or dtype than it got."""
-    forms = [
-        jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
-        for tree in (got, want)
-    ]
-    if forms[0] != forms[1]:
-        raise TypeError(
-            f"{name} must keep structure, shapes and dtypes of the state: got {forms[0]}, want {forms[1]}"
-        )
 
 
 def _equal_blocks(rounds: int) -> int:

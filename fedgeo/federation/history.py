@@ -12,19 +12,22 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+_SPANS = 8  # of rounds, that a sentence lists
+
 
 class RoundInfo(NamedTuple):
     """What one round reports; never fed back. A history has a leading round axis ``(R, S, ...)``.
 
     Attributes:
-        client: ``(S,)`` ids.
+        client: ``(S,)`` ids; -1 for what a sampler drew that is no client, or one for the second time.
         weight: ``(S,)`` weight in the aggregate; 0 for clients without rows, inactive or quarantined ones.
         active: ``(S,)`` False for clients that were drawn but did not report.
-        quarantined: ``(S,)`` True for clients whose upload, state or weight was not finite; their weight is 0, their
-            state is kept from before the round, and their metrics may be NaN.
+        quarantined: ``(S,)`` True for clients whose upload, state or weight was not finite, or whose weight was
+            negative; their weight is 0 and their state is kept from before the round.
         enough: ``()`` whether as many clients counted as the quorum asks for.
         updated: ``()`` False where the round was void: not enough clients, or an aggregate that was not finite.
-        metrics: the algorithm's own, each ``(S,)``.
+        metrics: the algorithm's own, each ``(S,)``, floats; NaN for clients whose weight is 0, of which the server
+            hears nothing that counts: the mean over those that counted is ``jnp.nanmean``.
     """
 
     client: jax.Array
@@ -42,28 +45,52 @@ def incidents(history: RoundInfo, names: Sequence[str]) -> list[str]:
     Args:
         history: from :func:`fit`.
         names: K names, by client id.
+
+    Returns:
+        One sentence a client and reason, with its rounds, such as ``rounds 0-3, 7: ...``; they count from 0.
+
+    Raises:
+        ValueError: fewer names than clients.
     """
     client, weight = np.asarray(history.client), np.asarray(history.weight)
     active, quarantined = np.asarray(history.active), np.asarray(history.quarantined)
-    lines = [
-        f"round {r}: what client {names[client[r, s]]} sent or kept was not finite and was set aside"
-        for r, s in np.argwhere(quarantined)
-    ]
+    if client.size and client.max() >= len(names):
+        raise ValueError(
+            f"names are those of all K clients, by client id: got {len(names)}, but client {client.max()} took part"
+        )
+    lines = []
+    for k in np.unique(client[quarantined]):
+        rounds = np.flatnonzero((quarantined & (client == k)).any(axis=-1))
+        what = "sent or kept was not finite, or its weight negative, and was set aside"
+        lines.append(f"{_when(rounds)}: what client {names[k]} {what}")
     idle = np.unique(client[active & ~quarantined & (weight == 0)])
     lines += [f"client {names[k]} has no usable rows; its weight is 0" for k in idle]
+    strays = np.flatnonzero((client < 0).any(axis=-1))
+    if len(strays):
+        lines.append(
+            f"{_when(strays)}: the sampler drew an id that is no client's, or one twice; such entries took no part"
+        )
     counted = (weight > 0).sum(axis=-1)
+    void: dict[str, list[int]] = {}
     for r in np.flatnonzero(~np.asarray(history.updated)):
         few = f"{counted[r]} clients counted, fewer than the quorum" if counted[r] else "nobody reported"
-        why = "the aggregate was not finite" if history.enough[r] else few
-        lines.append(f"round {r}: {why}; the server kept its state")
-    return lines
+        void.setdefault("the aggregate was not finite" if history.enough[r] else few, []).append(int(r))
+    return lines + [f"{_when(rounds)}: {why}; the server kept its state" for why, rounds in void.items()]
+
+
+def _when(rounds: Sequence[int] | np.ndarray) -> str:
+    """Rounds in ascending order as words: ``rounds 0-3, 7``; how many others where there are many gaps."""
+    parts = np.split(np.asarray(rounds), np.flatnonzero(np.diff(rounds) > 1) + 1)
+    shown = ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in parts[:_SPANS])
+    others = sum(map(len, parts[_SPANS:]))
+    return f"round{'s' * (len(rounds) > 1)} {shown}" + (f" and {others} more" if others else "")
 
 
 class Records:
     """Writes a line a round to ``rounds.jsonl`` and a line a round and client to ``clients.csv``, as rounds are done.
 
     Give it to ``fit(..., records=Records(folder, names))``. A run that goes on from a checkpoint drops the lines of
-    rounds that it does again.
+    rounds that it does again. Metrics of clients that did not count are ``nan``.
     """
 
     def __init__(self, folder: str | Path, names: Sequence[str]) -> None:
@@ -116,7 +143,8 @@ class Records:
                 for s, client in enumerate(info.client[b]):
                     metrics = [f"{values[b, s]:.9g}" for values in info.metrics.values()]
                     facts = [f"{info.weight[b, s]:.9g}", int(info.active[b, s]), int(info.quarantined[b, s])]
-                    rows.writerow([number, self.names[client], *facts, *metrics])
+                    name = self.names[client] if client >= 0 else ""
+                    rows.writerow([number, name, *facts, *metrics])
 
     def _round(
         self, number: int, info: RoundInfo, b: int, seconds: float, upload_bytes: int
@@ -129,7 +157,7 @@ class Records:
         return {
             "round": number,
             "updated": bool(info.updated[b]),
-            "drawn": len(info.client[b]),
+            "drawn": int((info.client[b] >= 0).sum()),
             "counted": int(counts.sum()),
             "quarantined": [self.names[k] for k in info.client[b][info.quarantined[b]]],
             "upload_bytes": upload_bytes * int(info.active[b].sum()),

@@ -8,6 +8,7 @@ follows from its identity and the round, not from its place in the cohort.
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,8 +16,39 @@ import numpy as np
 
 from fedgeo.protocol import Cohort, Key
 
-Sampler = Callable[[Key, int, jax.Array], Cohort]
-"""``(key, K, round number) -> Cohort``; S must not depend on the key, and the ids must be distinct."""
+
+class Sampler(Protocol):
+    """Who takes part in a round: any function ``(key, K, round number) -> Cohort``.
+
+    It is traced into the compiled program, so it must be pure and written in JAX, and hashable, as functions are.
+
+    - S, the length of the cohort, is the same in every round: it may depend on K, never on the key or the round. Where
+      the number of clients varies, return room for the most and mark the rest ``active=False``.
+    - ``index`` holds integers in 0 to K - 1, each at most once; ``active`` booleans; ``reached`` booleans or None.
+    - The key is the round's own. What befalls a client should follow from ``fold_in(key, client id)``.
+
+    ``fit`` looks at one draw before it starts. In any later round an id that is out of range, or named before in the
+    same cohort, counts for nobody; :func:`incidents` names the round.
+    """
+
+    def __call__(self, key: Key, num_clients: int, number: jax.Array, /) -> Cohort:
+        """The cohort of the round of this number, drawn from K clients."""
+
+
+def without_strays(cohort: Cohort, num_clients: int) -> Cohort:
+    """The cohort, in which ids that are out of range or named before are inactive and beyond any client.
+
+    Ids stay distinct, as a scatter wants them, and what is scattered to those is dropped.
+    """
+    index = cohort.index
+    order = jnp.argsort(index)
+    ordered = index[order]
+    again = jnp.concatenate([jnp.zeros(min(1, len(index)), bool), ordered[1:] == ordered[:-1]])
+    stray = (index < 0) | (index >= num_clients) | jnp.zeros_like(again).at[order].set(again)
+    nowhere = jnp.iinfo(jnp.int32).max - jnp.arange(len(index), dtype=jnp.int32)
+    return cohort._replace(
+        index=jnp.where(stray, nowhere, index.astype(jnp.int32)), active=cohort.active & ~stray
+    )
 
 
 def everyone(key: Key, num_clients: int, number: jax.Array) -> Cohort:
@@ -173,6 +205,8 @@ def _by_client(key: Key, index: jax.Array, draw: Callable[[Key], jax.Array]) -> 
 
 
 def _check_size(size: int) -> None:
+    if not isinstance(size, int | np.integer) or isinstance(size, bool):
+        raise ValueError(f"the size of a cohort is a whole number, got size={size!r}")
     if size < 1:
         raise ValueError(f"a cohort needs at least one client, got size={size}")
 

@@ -31,7 +31,11 @@ def client_mesh(devices: int | None = None) -> Mesh:
 
 
 def check_mesh(mesh: Mesh) -> None:
-    """Raise ValueError unless the mesh has one axis."""
+    """Raise ValueError unless this is a mesh of one axis."""
+    if not isinstance(mesh, Mesh):
+        raise ValueError(
+            f"mesh must be a jax.sharding.Mesh, got {mesh!r}; pass client_mesh(number of devices)"
+        )
     if len(mesh.axis_names) != 1:
         raise ValueError(f"clients are spread over a mesh of one axis, got the axes {mesh.axis_names}")
 

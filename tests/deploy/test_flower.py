@@ -175,6 +175,34 @@ def test_what_is_not_finite_is_set_aside_and_named():
     ]
 
 
+def test_a_negative_weight_is_set_aside_and_named():
+    alg, data = koopman()
+    own = alg.weight
+    alg = alg._replace(weight=lambda data_k: jnp.where(data_k.pairs == data.pairs[1], -30.0, own(data_k)))
+    outcome, _ = serve(alg, data)
+    want, history = federation.fit(alg, jax.random.key(SEED), data, rounds=4)
+    assert np.asarray(history.quarantined).tolist() == [[False, True, False]] * 4
+    same(outcome.server, want.server)
+    assert outcome.incidents == [
+        f"round {r}: the weight of client 1 is negative; it was set aside" for r in range(4)
+    ]
+
+
+def test_an_id_that_is_no_clients_takes_no_part():
+    alg, data = koopman()
+
+    def strays(key, num_clients, number):
+        cohort = federation.everyone(key, num_clients, number)
+        return cohort._replace(index=jnp.where(number == 1, jnp.asarray([0, 77, 0]), cohort.index))
+
+    outcome, _ = serve(alg, data, sampler=strays)
+    want, _ = federation.fit(alg, jax.random.key(SEED), data, rounds=4, sampler=strays)
+    same(outcome.server, want.server)
+    assert outcome.metrics[1]["counted"] == [0]
+    assert len(outcome.incidents) == 1
+    assert outcome.incidents[0].startswith("round 1: the sampler drew an id that is no client's")
+
+
 def test_a_round_below_the_quorum_is_undone_everywhere():
     alg, data = koopman()
     outcome, _ = serve(alg, data, down=lambda *what: what[1:] == ("train", 1) and what[0] != 70, quorum=2)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fedgeo import federation
+from fedgeo.protocol import FedState
 from tests.federation import common
 from tests.federation.test_engine import averaging
 
@@ -14,11 +15,14 @@ KEY = jax.random.key(0)
 DATA = jnp.arange(5.0)
 
 
-def fit(folder, rounds, *, data=DATA, key=KEY, alg=None, every=3, **options):
+def fit(
+    folder, rounds, *, data=DATA, key=KEY, alg=None, every=3, sampler=None, quorum=1, state=None, **options
+):
     checkpoints = federation.Checkpoints(folder, every=every, **options)
     return federation.fit(
-        alg or averaging(), key, data, rounds=rounds, sampler=federation.uniform(3), checkpoints=checkpoints
-    )
+        alg or averaging(), key, data, rounds=rounds, sampler=sampler or federation.uniform(3), quorum=quorum,
+        state=state, checkpoints=checkpoints,
+    )  # fmt: skip
 
 
 def test_a_run_goes_on_where_it_was(tmp_path):
@@ -45,9 +49,19 @@ def test_only_the_newest_are_kept(tmp_path):
     [
         ({"key": jax.random.key(1)}, "key differ"),
         ({"data": DATA + 1}, "data_checksums differ"),
-        ({"data": jnp.arange(6.0)}, "data, data_checksums differ"),
+        ({"data": jnp.arange(6.0)}, "data, data_checksums, sampler differ"),
         ({"every": 2}, "every differ"),
         ({"about": {"rho": 2.0}}, "about differ"),
+        ({"quorum": 2}, r"quorum differ \(quorum 1 there and 2 here\)"),
+        (
+            {"sampler": federation.uniform(4)},
+            r"cohort_size, sampler differ \(cohort_size 3 there and 4 here\)",
+        ),
+        ({"sampler": federation.with_dropout(federation.uniform(3))}, "sampler differ"),
+        (
+            {"state": FedState(jnp.ones(()), jnp.zeros(5))},
+            r"start differ \(start init there and a given state \(.*\) here\)",
+        ),
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(tmp_path, change, differs):
@@ -65,6 +79,43 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path):
     )
     with pytest.raises(federation.CheckpointError, match="the state of another algorithm"):
         fit(tmp_path, 6, alg=more)
+
+
+def ranked(rank):
+    """Clients that hold and send vectors of that length."""
+    return averaging()._replace(
+        init=lambda key, data: FedState(jnp.zeros(rank), jnp.zeros((len(data), rank))),
+        update=lambda key, server, client, data_k: (client + 1, data_k + jnp.zeros(rank), {}),
+    )
+
+
+@pytest.mark.parametrize("rounds", [3, 6])
+def test_a_checkpoint_of_other_shapes_is_refused(tmp_path, rounds):
+    fit(tmp_path, 3, alg=ranked(2))
+    message = r"server float32\[2\] there and float32\[3\] here; state.clients float32\[5, 2\] there"
+    with pytest.raises(federation.CheckpointError, match=message):
+        fit(tmp_path, rounds, alg=ranked(3))
+    again, _ = fit(tmp_path, 6, alg=ranked(2))
+    assert again.server.shape == (2,)
+
+
+def test_a_checkpoint_of_another_dtype_is_refused(tmp_path):
+    fit(tmp_path, 3)
+    counting = averaging()._replace(init=lambda key, data: FedState(jnp.zeros(()), jnp.zeros(len(data), int)))
+    with pytest.raises(federation.CheckpointError, match=r"clients float32\[5\] there and int32\[5\] here"):
+        fit(tmp_path, 6, alg=counting)
+
+
+def test_a_run_from_a_given_state_is_one_of_that_state(tmp_path):
+    start = FedState(jnp.zeros(()), 10 * jnp.arange(5.0))
+    fit(tmp_path, 3, state=start)
+    for other in (None, FedState(jnp.zeros(()), 20 * jnp.arange(5.0))):
+        with pytest.raises(federation.CheckpointError, match="is of another run: start differ"):
+            fit(tmp_path, 6, state=other)
+    got, _ = fit(tmp_path, 6, state=start)
+    want, _ = federation.fit(averaging(), KEY, DATA, rounds=6, sampler=federation.uniform(3), state=start)
+    chex.assert_trees_all_equal(got, want)
+    assert float(got.clients.sum()) == 10 * 10 + 6 * 3
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "empty", "remove"])

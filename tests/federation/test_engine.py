@@ -40,8 +40,7 @@ def test_incidents_name_client_and_round():
     state, history = federation.fit(alg, jax.random.key(0), data, rounds=2)
     assert state.server == 5
     assert federation.incidents(history, ["a", "b", "c"]) == [
-        "round 0: what client b sent or kept was not finite and was set aside",
-        "round 1: what client b sent or kept was not finite and was set aside",
+        "rounds 0-1: what client b sent or kept was not finite, or its weight negative, and was set aside"
     ]
     _, silent = federation.fit(
         averaging(),
@@ -52,6 +51,100 @@ def test_incidents_name_client_and_round():
     )
     assert federation.incidents(silent, ["a", "b", "c"]) == [
         "round 0: nobody reported; the server kept its state"
+    ]
+
+
+def test_incidents_are_one_line_a_client_and_reason():
+    flags = np.zeros((30, 3), bool)
+    flags[:, 1] = flags[[0, 1, 7, 9, 10], 2] = True
+    client = np.tile(np.arange(3), (30, 1))
+    client[4, 2] = -1
+    history = federation.RoundInfo(
+        client=client, weight=np.where(flags | (client < 0), 0, 1), active=client >= 0, quarantined=flags,
+        enough=np.ones(30, bool), updated=np.arange(30) != 7, metrics={},
+    )  # fmt: skip
+    what = "sent or kept was not finite, or its weight negative, and was set aside"
+    assert federation.incidents(history, ["a", "b", "c"]) == [
+        f"rounds 0-29: what client b {what}",
+        f"rounds 0-1, 7, 9-10: what client c {what}",
+        "round 4: the sampler drew an id that is no client's, or one twice; such entries took no part",
+        "round 7: the aggregate was not finite; the server kept its state",
+    ]
+    every_other = history._replace(quarantined=flags & (np.arange(30) % 2 == 0)[:, None])
+    assert federation.incidents(every_other, ["a", "b", "c"])[0] == (
+        f"rounds 0, 2, 4, 6, 8, 10, 12, 14 and 7 more: what client b {what}"
+    )
+    with pytest.raises(
+        ValueError, match=r"names are those of all K clients, .* got 1, but client 2 took part"
+    ):
+        federation.incidents(history, ["a"])
+
+
+def negative(weight=-30.0):
+    """Client 1 has that weight, the others 1."""
+    return averaging()._replace(weight=lambda data_k: jnp.where(data_k == 5, weight, 1.0))
+
+
+@pytest.mark.parametrize("weight", [-30.0, -np.inf, np.inf, np.nan])
+@pytest.mark.parametrize("block_size", [None, 2])
+def test_a_weight_that_cannot_be_is_set_aside(weight, block_size):
+    alg, data = negative(weight)._replace(merge=trees.mean), jnp.asarray([1.0, 5.0, 9.0])
+    state, history = federation.fit(alg, jax.random.key(0), data, rounds=2, block_size=block_size)
+    assert state.server == 5
+    assert state.clients.tolist() == [2, 0, 2]
+    assert history.weight.tolist() == [[1, 0, 1]] * 2
+    assert history.quarantined.tolist() == [[False, True, False]] * 2
+    assert len(federation.incidents(history, ["a", "b", "c"])) == 1
+
+
+@pytest.mark.parametrize("weight", [-30.0, np.inf, np.nan])
+def test_what_is_combined_has_weights_that_can_be(weight):
+    cohort = Cohort(jnp.arange(3), jnp.ones(3, bool))
+    server, counted, enough, updated = federation.combine(
+        averaging(), jnp.zeros(()), jnp.asarray([1.0, 5.0, 9.0]), jnp.asarray([1.0, weight, 3.0]), cohort
+    )
+    assert server == 7
+    assert counted.tolist() == [1, 0, 3]
+    assert enough
+    assert updated
+
+
+def test_metrics_of_clients_that_do_not_count_are_nan():
+    alg, data = averaging(fail=(5.0,)), jnp.asarray([1.0, 5.0, 9.0, 7.0])
+    alg = alg._replace(weight=lambda data_k: jnp.where(data_k == 9, 0.0, 1.0))
+    trace = federation.recorded(np.tile(np.arange(4), (2, 1)), np.asarray([[1, 1, 1, 0], [1, 1, 1, 1]], bool))
+    _, history = federation.fit(alg, jax.random.key(0), data, rounds=2, sampler=trace)
+    counts = [[True, False, False, False], [True, False, False, True]]
+    assert np.isfinite(history.metrics["draw"]).tolist() == counts
+    assert (history.weight > 0).tolist() == counts
+
+
+def straying(rounds, index, active=(True, True, True)):
+    """Clients 0, 1 and 2, but those of the index in the rounds of that number."""
+
+    def sample(key, num_clients, number):
+        bad = jnp.isin(number, jnp.asarray(rounds))
+        return Cohort(jnp.where(bad, jnp.asarray(index), jnp.arange(3)), jnp.asarray(active))
+
+    return sample
+
+
+@pytest.mark.parametrize("block_size", [None, 2])
+@pytest.mark.parametrize(
+    ("index", "counted"), [([0, 77, 1], [0, 1]), ([2, -1, 2], [2]), ([1, 1, 1], [1]), ([8, 7, 6], [7, 6])]
+)
+def test_an_id_that_is_no_clients_or_twice_there_counts_for_nobody(index, counted, block_size):
+    alg, data = averaging()._replace(merge=trees.mean), jnp.asarray([1.0, 5.0, 9.0, 0, 0, 0, 30.0, 50.0])
+    options = dict(sampler=straying([2], index), rounds=3, block_size=block_size)
+    state, history = federation.fit(alg, jax.random.key(0), data, **options)
+    assert state.server == pytest.approx(np.mean(data[jnp.asarray(counted)]))
+    assert state.clients.tolist() == [2 * (k < 3) + (k in counted) for k in range(8)]
+    kept = np.asarray(history.client[2]) >= 0
+    assert history.client[2][kept].tolist() == counted
+    assert history.weight[2].tolist() == history.active[2].tolist() == kept.tolist()
+    assert not history.quarantined.any()
+    assert federation.incidents(history, list("abcdefgh")) == [
+        "round 2: the sampler drew an id that is no client's, or one twice; such entries took no part"
     ]
 
 
@@ -75,7 +168,7 @@ def test_a_round_below_the_quorum_is_void():
     assert state.server == 5
     assert state.clients.tolist() == [1, 0, 1]  # nothing of the first round
     assert federation.incidents(history, ["a", "b", "c"]) == [
-        "round 0: what client b sent or kept was not finite and was set aside",
+        "round 0: what client b sent or kept was not finite, or its weight negative, and was set aside",
         "round 0: 1 clients counted, fewer than the quorum; the server kept its state",
     ]
 
@@ -199,6 +292,7 @@ def test_an_algorithm_that_changes_the_form_of_its_state_is_told_so():
             lambda: fit(sampler=lambda key, num_clients: None),
             r"called with \(key, K, round number\): too many positional arguments",
         ),
+        (lambda: fit(quorum=4), "a quorum of 4 is more than the cohort of 3 clients"),
         (lambda: fit(sampler=sampler([0, 7])), r"distinct and below K = 3, got \[0, 7\]"),
         (lambda: fit(sampler=sampler([1, 1])), r"distinct and below K = 3, got \[1, 1\]"),
         (lambda: fit(sampler=sampler([0.0, 1.0])), "integers .* and booleans .*; got float32"),

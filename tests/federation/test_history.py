@@ -66,3 +66,17 @@ def test_every_client_has_a_name(tmp_path):
     records = federation.Records(tmp_path, NAMES[:2])
     with pytest.raises(ValueError, match="records name 2 clients, but the federation has 3"):
         federation.fit(averaging(), jax.random.key(0), DATA, rounds=1, records=records)
+
+
+def test_an_entry_that_is_no_client_has_no_name(tmp_path):
+    def sampler(key, num_clients, number):
+        cohort = federation.everyone(key, num_clients, number)
+        return cohort._replace(index=jnp.where(number == 1, jnp.asarray([0, 9, 2]), cohort.index))
+
+    records = federation.Records(tmp_path, NAMES)
+    federation.fit(averaging(), jax.random.key(0), DATA, rounds=2, sampler=sampler, records=records)
+    lines, table = read(tmp_path)
+    assert [line["drawn"] for line in lines] == [3, 2]
+    assert [line["counted"] for line in lines] == [3, 2]
+    assert table["client"].fillna("").tolist() == [*NAMES, "a", "", "c"]
+    assert np.isnan(table["draw"]).tolist() == [False] * 4 + [True, False]

@@ -38,10 +38,15 @@ def on_one_device(tmp_path_factory):
 
 
 def close(got, want):
-    """Z, P and Lambda to 1e-6; metrics such as a ratio of two small differences are known less well."""
+    """Z, P and Lambda to 1e-6; metrics such as a ratio of two small differences are known less well.
+
+    Metrics, which follow nine leaves of state and rounds, are NaN for clients that did not count, and nowhere else.
+    """
+    counts = want[4] > 0
+    assert not counts.all()
     for i, (a, b) in enumerate(zip(got, want, strict=True)):
         assert a.shape == b.shape
-        assert np.isfinite(b).all()
+        np.testing.assert_array_equal(np.isfinite(b), counts if i >= 9 else True)
         np.testing.assert_allclose(a, b, rtol=0 if i < 3 else 1e-4, atol=1e-6)
 
 

@@ -32,7 +32,11 @@ def test_manifolds_prove_themselves(manifold, order, shape, x64):
     x = module.random(KEY, shape, jnp.float64)
     u, w = jax.random.normal(KEY, (2, *shape))
     assert worst(testing.check_projection(manifold, x, u, w)) < 1e-12
-    assert worst(testing.check_retraction(manifold, x, manifold.project_tangent(x, u), order)) < 1e-12
+    v, w_tangent = manifold.project_tangent(x, u), manifold.project_tangent(x, w)
+    assert worst(testing.check_retraction(manifold, x, v, order)) < 1e-12
+    for y in (manifold.retract(x, v), module.random(jax.random.key(9), shape, jnp.float64)):
+        assert worst(testing.check_transport(manifold, x, y, v, w_tangent)) < 1e-12
+    assert worst(testing.check_inner(manifold, x, v, w_tangent)) < 1e-12
     if isinstance(manifold, optim.Grassmann):
         f = lambda x: jnp.sum(w[0] * (x @ (x.mT @ w[0])))  # noqa: E731
     else:
@@ -53,6 +57,86 @@ def test_checkers_expose_a_wrong_manifold():
     assert testing.check_projection(wrong, x, v, x)["idempotent"] > 0.1
     assert testing.check_gradient(lambda x: jnp.sum(x**3), wrong, x, v)["tangent"] > 0.1
     assert testing.check_retraction(optim.Sphere(), 1.1 * x, v)["identity"] > 0.01
+
+
+class Positive:
+    """The manifold of the README: an open set with a metric of its own."""
+
+    def project_tangent(self, x, g):
+        return g
+
+    def egrad2rgrad(self, x, g):
+        return x**2 * g
+
+    def retract(self, x, v):
+        return x * jnp.exp(v / x)
+
+    def transport(self, x, y, v):
+        return y / x * v
+
+    def inner(self, x, u, v):
+        return jnp.sum(u * v / x**2, axis=-1)
+
+
+def test_an_open_set_with_a_metric_of_its_own_proves_itself(x64):
+    x, y = jnp.exp(jax.random.normal(KEY, (2, 4, 3)))
+    u, v = jax.random.normal(jax.random.key(1), (2, 4, 3))
+    assert worst(testing.check_retraction(Positive(), x, v)) < 1e-12
+    assert worst(testing.check_transport(Positive(), x, y, u, v)) < 1e-12
+    assert worst(testing.check_inner(Positive(), x, u, v)) < 1e-12
+    assert worst(testing.check_gradient(lambda x: jnp.sum(x**3), Positive(), x[0], v[0])) < 1e-10
+
+
+@pytest.mark.parametrize("base", [optim.Sphere, optim.Stiefel, optim.Grassmann])
+def test_a_retraction_that_leaves_the_manifold_is_exposed(base):
+    class Wrong(base):
+        def retract(self, x, v):
+            return x + v
+
+    module, shape = (sphere, (2, 5)) if base is optim.Sphere else (stiefel, (2, 6, 3))
+    x = module.random(KEY, shape)
+    v = base().project_tangent(x, jax.random.normal(jax.random.key(1), shape))
+    errors = testing.check_retraction(Wrong(), x, v)
+    assert errors["landing"] > 0.1
+    assert max(errors["identity"], errors["velocity"]) < 1e-5
+    assert testing.check_retraction(base(), x, v)["landing"] < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("transport", "exposed"),
+    [
+        (lambda x, y, v: v, {"tangent"}),
+        (lambda x, y, v: 2 * sphere.project_tangent(y, v), {"identity"}),
+        (lambda x, y, v: sphere.project_tangent(y, v * jnp.abs(v) / jnp.abs(v)), set()),
+        (lambda x, y, v: sphere.project_tangent(y, jnp.sin(v)), {"linear", "identity"}),
+    ],
+    ids=["not tangent", "twice", "right", "not linear"],
+)
+def test_a_wrong_transport_is_exposed(transport, exposed):
+    x, y = sphere.random(KEY, (2, 4, 5))
+    u, v = (sphere.random_tangent(jax.random.key(k), x) for k in (1, 2))
+    wrong = types.SimpleNamespace(project_tangent=sphere.project_tangent, transport=transport)
+    errors = testing.check_transport(wrong, x, y, u, v)
+    assert {name for name, error in errors.items() if error > 1e-2} == exposed
+    assert all(error < 1e-5 for name, error in errors.items() if name not in exposed)
+
+
+@pytest.mark.parametrize(
+    ("inner", "exposed"),
+    [
+        (lambda x, u, v: jnp.sum(u * v * jnp.asarray([1.0, 2, 3]), -1), set()),
+        (lambda x, u, v: jnp.sum(u * v * jnp.asarray([1.0, 1, -9]), -1), {"positive"}),
+        (lambda x, u, v: 0 * jnp.sum(u * v, -1), {"positive"}),
+        (lambda x, u, v: jnp.sum(u, -1) * jnp.sum(v, -1), {"positive"}),
+        (lambda x, u, v: jnp.sum(u * (2 * v + jnp.roll(v, 1, -1)), -1), {"symmetric"}),
+        (lambda x, u, v: jnp.sum(u**2 * v**2, -1), {"linear"}),
+    ],
+    ids=["right", "indefinite", "zero", "degenerate", "not symmetric", "not linear"],
+)
+def test_a_wrong_inner_product_is_exposed(inner, exposed):
+    x, u, v = jnp.ones(3), jnp.asarray([1.0, 0, 2]), jnp.asarray([0.5, 1, -1])
+    errors = testing.check_inner(types.SimpleNamespace(inner=inner), x, u, v)
+    assert {name for name, error in errors.items() if error > 1e-2} == exposed
 
 
 def test_qr_is_exposed_as_not_of_second_order(x64):
