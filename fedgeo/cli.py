@@ -124,8 +124,8 @@ class Demo:
             streams.labels[client], channels=streams.channels,
             title=f"FedKAD, recommended, on {client} of a generated federation, first seed",
         )  # fmt: skip
-        console.print(f"Picture: {self.out / 'stream.png'}")
-        console.print(f"Demo took {time.perf_counter() - began:.0f} s.")
+        _say(f"Picture: {self.out / 'stream.png'}")
+        _say(f"Demo took {time.perf_counter() - began:.0f} s.")
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Data:
         folder = {"smd": "SMD", "psm": "PSM", "smap": "SMAP_MSL", "msl": "SMAP_MSL"}.get(self.name, self.name)
         with _progress(f"Fetching {folder}") as on_step:
             path = data.download(folder, self.root, on_file=on_step)
-        console.print(f"{folder}: {path}")
+        _say(f"{folder}: {path}")
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ class Fit:
             warnings.simplefilter("ignore", DetectorWarning)  # the notes say the same
             model = FedKAD(**own, progress=lambda done: on_step(f"{done} rounds", self.rounds)).fit(clients)
         _print_calibration(model)
-        console.print(f"Detector: {model.save(self.out)}", soft_wrap=True)
+        _say(f"Detector: {model.save(self.out)}")
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,7 @@ class Join:
             for name, frame in _machines(self.files, self.time).items():
                 model.join(name, frame)
         _print_calibration(model)
-        console.print(f"Detector: {model.save(self.detector)}", soft_wrap=True)
+        _say(f"Detector: {model.save(self.detector)}")
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ class Recalibrate:
             warnings.simplefilter("ignore", DetectorWarning)
             model.recalibrate(_machines(self.files, self.time))
         _print_calibration(model)
-        console.print(f"Detector: {model.save(self.detector)}", soft_wrap=True)
+        _say(f"Detector: {model.save(self.detector)}")
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class Report:
     def run(self) -> None:
         """Write the page and say where it is."""
         path = page.write(self.folder, self.out)
-        console.print(f"Page: {path} ({path.stat().st_size / 1e6:.1f} MB)")
+        _say(f"Page: {path} ({path.stat().st_size / 1e6:.1f} MB)")
 
 
 @dataclass(frozen=True)
@@ -400,7 +400,7 @@ class Export:
         else:
             write = export.to_onnx if self.to == "onnx" else export.to_stablehlo
             write(self.detector, out, self.client)
-        console.print(f"{self.to}: {out}")
+        _say(f"{self.to}: {out}")
 
 
 Command = (
@@ -464,7 +464,7 @@ def _print_calibration(model: FedKAD | GeodesicSVDD) -> None:
     shown[without] = ["none", "", "0", ""]
     _print_table(shown, "Thresholds, from rows that were not trained on")
     for note in model.notes_:
-        console.print(f"note: {note}", markup=False, soft_wrap=True)
+        _say(f"note: {note}")
 
 
 MANY_ALARMS, TIMES_AIMED = 0.05, 10
@@ -517,6 +517,11 @@ def _progress(title: str) -> Iterator[runs.OnStep]:
         yield on_step
 
 
+def _say(text: str) -> None:
+    """Print a line as it is: a terminal wraps it, a file or a pipe gets it whole."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
 def _print_table(frame: pd.DataFrame, title: str = "") -> None:
     """Print a table, on a narrow terminal as several with the same rows: a number cut short would be a wrong one."""
     columns = list(frame.columns)
@@ -565,21 +570,21 @@ def _print_profile(found: profile.Profile, as_json: bool) -> None:
     for note in found.notes:
         console.print(note)
     if found.trace:
-        console.print(f"Trace: {found.trace} (open it at ui.perfetto.dev, or its folder in TensorBoard)")
+        _say(f"Trace: {found.trace} (open it at ui.perfetto.dev, or its folder in TensorBoard)")
 
 
 def _finish(result: runs.Result, out: Path) -> None:
     _print_table(report.shown(result), result.name)
     for line in report.reading(result):
-        console.print(line)
+        _say(line)
     _print_table(report.shown_seconds(result))
     console.print(report.upload(result))
     for note in result.notes[:12]:
-        console.print(f"note: {note}", markup=False)
+        _say(f"note: {note}")
     if len(result.notes) > 12:
-        console.print(f"note: {len(result.notes) - 12} more in {out / 'table.md'}")
+        _say(f"note: {len(result.notes) - 12} more in {out / 'table.md'}")
     report.write(result, out)
-    console.print(f"Tables: {out}\n")
+    _say(f"Tables: {out}\n")
 
 
 def main() -> None:

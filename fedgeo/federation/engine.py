@@ -56,18 +56,16 @@ def _merge_blocks(
 
     count = active.shape[0]
     size = min(block_size, count)
-    whole = count // size * size
     everything = (arguments, active)
+    if filling := -count % size:  # the last block is filled up with clients that do not count
+        place = jnp.arange(count + filling)
+        everything = (trees.take(arguments, place % count), active[place % count] & (place < count))
     of_one = jax.eval_shape(lambda: work(*jax.tree.map(lambda leaf: leaf[0], arguments))[1])
     pair = jax.tree.map(lambda leaf: jnp.zeros((2, *leaf.shape), leaf.dtype), of_one)
-    total = jnp.zeros((), jnp.float32)
-    carry = (jax.tree.map(jnp.zeros_like, merge(pair, jnp.zeros(2))), total)
-    blocks = jax.tree.map(lambda leaf: leaf[:whole].reshape(-1, size, *leaf.shape[1:]), everything)
+    carry = (jax.tree.map(jnp.zeros_like, merge(pair, jnp.zeros(2))), jnp.zeros((), jnp.float32))
+    blocks = jax.tree.map(lambda leaf: leaf.reshape(-1, size, *leaf.shape[1:]), everything)
     carry, done = jax.lax.scan(block, carry, blocks)
-    done = jax.tree.map(lambda leaf: leaf.reshape(whole, *leaf.shape[2:]), done)
-    if whole < count:
-        carry, last = block(carry, jax.tree.map(lambda leaf: leaf[whole:], everything))
-        done = jax.tree.map(lambda a, b: jnp.concatenate([a, b]), done, last)
+    done = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:count], done)
     return done, *jax.tree.map(lambda leaf: leaf[None], carry)
 
 
