@@ -213,14 +213,12 @@ class Join:
 
     def run(self) -> None:
         """Load, join, say what was found, save."""
-        model = load(self.detector)
-        model.notes_ = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DetectorWarning)
+
+        def join(model: FedKAD | GeodesicSVDD) -> None:
             for name, frame in _machines(self.files, self.time).items():
                 model.join(name, frame)
-        _print_calibration(model)
-        _say(f"Detector: {model.save(self.detector)}")
+
+        _change(self.detector, join)
 
 
 @dataclass(frozen=True)
@@ -236,13 +234,7 @@ class Recalibrate:
 
     def run(self) -> None:
         """Load, recalibrate, say what was found, save."""
-        model = load(self.detector)
-        model.notes_ = []
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DetectorWarning)
-            model.recalibrate(_machines(self.files, self.time))
-        _print_calibration(model)
-        _say(f"Detector: {model.save(self.detector)}")
+        _change(self.detector, lambda model: model.recalibrate(_machines(self.files, self.time)))
 
 
 @dataclass(frozen=True)
@@ -433,6 +425,17 @@ def _machines(files: Sequence[Path], time: str | None) -> dict[str, pd.DataFrame
             f"several files are called {', '.join(doubled)}; machines are told apart by their file's name"
         )
     return {path.stem: data.read_csv(path, time=time) for path in paths}
+
+
+def _change(path: Path, change: Callable[[FedKAD | GeodesicSVDD], object]) -> None:
+    """Load a detector, change it, say what was found, save it in its place."""
+    model = load(path)
+    model.notes_ = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DetectorWarning)  # the notes say the same
+        change(model)
+    _print_calibration(model)
+    _say(f"Detector: {model.save(path)}")
 
 
 def _check_target(path: Path) -> None:
