@@ -100,7 +100,7 @@ def read(
         row, column = np.argwhere(np.isnan(x))[0]
         raise ValueError(
             f"{where}: {_place(row, index)}, column {columns[column]} is missing ({np.isnan(x).sum()} missing values "
-            'in all); fill them, or fit with missing="ffill" or "mask" (on the command line --missing)'
+            'in all); fill them, or fit with another "missing" than "error" (--missing on the command line)'
         )
     return Reading(x, index)
 

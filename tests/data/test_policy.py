@@ -185,3 +185,10 @@ def test_policies_on_a_real_client(data_root):
         gapped = strict.score_samples(stamped(rows).drop(holed.index[300:320]))
     assert np.isnan(gapped[300:308]).all()
     np.testing.assert_array_equal(gapped[300:], strict.score_samples(rows[320:]))
+
+
+def test_the_remedy_for_missing_values_names_no_choice_of_another_detector():
+    """Streams take "ffill" and "mask", tables "center": the message is for both."""
+    with pytest.raises(ValueError, match="column b is missing") as error:
+        policy.read(pd.DataFrame({"a": [1.0], "b": [np.nan]}), ["a", "b"], "client x", missing="error")
+    assert not any(choice in str(error.value) for choice in ("ffill", "mask", "center"))
