@@ -392,7 +392,12 @@ class Export:
         else:
             write = export.to_onnx if self.to == "onnx" else export.to_stablehlo
             write(self.detector, out, self.client)
-        _say(f"{self.to}: {out}")
+        use = {
+            "runtime": f"how to run it is in {out / 'README.txt'}",
+            "onnx": "takes rows (T, C) as float64 in the units of the training files; gives score (T,) and alarm (T,)",
+            "stablehlo": f"fedgeo.deploy.export.load_stablehlo({str(out)!r}) reads it",
+        }
+        _say(f"{self.to}: {out}\n{use[self.to]}")
 
 
 Command = (

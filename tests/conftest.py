@@ -30,6 +30,16 @@ jax.config.update(
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Compile without optimising in the default suite, which compiles far more than it computes.
+
+    Slow tests run the programs as users get them. Read before the first computation, and by child processes.
+    """
+    if config.option.markexpr == "not slow":
+        flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _forget_programs() -> Iterator[None]:
     """Drop a module's compiled programs: each holds memory maps, and a process may have only 65,530 of them."""

@@ -97,10 +97,11 @@ def test_an_exported_folder_needs_numpy_alone(fleet):
     assert done.stdout == here
 
 
-@pytest.mark.parametrize("kind", ["onnx", "stablehlo"])
-def test_one_client_is_exported(fleet, kind):
-    code, _, err = run("export", fleet / "detector", "--to", kind, "--client", "plant-1")
+@pytest.mark.parametrize(("kind", "use"), [("onnx", "rows (T, C) as float64"), ("stablehlo", "load_stablehlo(")])
+def test_one_client_is_exported_with_how_to_use_it(fleet, kind, use):
+    code, out, err = run("export", fleet / "detector", "--to", kind, "--client", "plant-1")
     assert code == 0, err
+    assert use in out + err
     assert (fleet / f"detector.{kind}").stat().st_size > 1000
 
 

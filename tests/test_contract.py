@@ -13,6 +13,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from fedgeo import federation
@@ -56,7 +57,10 @@ ALGORITHMS = {
     "usad": fedavg(
         usad(window=WINDOW, channels=CHANNELS, latent=2), epochs=2, batch_size=16, examples=windows(WINDOW)
     ),
-    "tranad": fedavg(tranad(hidden=4), epochs=2, batch_size=16, examples=windows(WINDOW)),
+    # The loss does not depend on the bias of attention's keys: Adam would make whole steps of its gradient's rounding.
+    "tranad": fedavg(
+        tranad(hidden=4), optimizer=optax.sgd(1e-2), epochs=2, batch_size=16, examples=windows(WINDOW)
+    ),
     "local_fedkad": local_only(fedkad(LIFT, rank=2, inner_steps=2)),
     "local_geodesic": local_only(fedavg(MODEL, epochs=2, batch_size=16)),
 }
@@ -162,10 +166,8 @@ def test_a_merged_upload_stands_for_those_it_is_made_of(name, alg):
         pytest.skip("this server must see every upload")
     data, key = make_data(name), jax.random.key(0)
     state = federation.init(alg, key, data)
-    done = [
-        alg.update(key, state.server, client_of(state.clients, k), client_of(data, k))[1] for k in (0, 1, 3)
-    ]
-    uploads = jax.tree.map(lambda *leaves: jnp.stack(leaves), *done)
+    three = jax.tree.map(lambda leaf: leaf[jnp.asarray([0, 1, 3])], (state.clients, data))
+    uploads = jax.jit(jax.vmap(alg.update, in_axes=(None, None, 0, 0)))(key, state.server, *three)[1]
     weights = jnp.asarray([2.0, 0.0, 5.0])
     two = jax.tree.map(lambda leaf: leaf[:2], uploads)
     merged = jax.tree.map(lambda a, b: jnp.stack([a, b[2]]), alg.merge(two, weights[:2]), uploads)
@@ -244,9 +246,10 @@ def test_detectors_score_every_row(name, alg):
 def test_upload_bytes_are_those_of_the_message(name, alg):
     data = make_data(name)
     state = federation.init(alg, jax.random.key(0), data)
-    sent = alg.update(jax.random.key(1), state.server, *client_of((state.clients, data), 0))[1]
+    one = client_of((state.clients, data), 0)
+    sent = jax.eval_shape(alg.update, jax.random.key(1), state.server, *one)[1]
     got = federation.upload_bytes(alg, state, data)
-    assert got == sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(sent))
+    assert got == sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(sent))
     if name.startswith("local"):
         assert got == 0
     elif name in SERIES:

@@ -1,7 +1,9 @@
 """What ``import fedgeo`` offers."""
 
 import ast
+import importlib
 import inspect
+import pydoc
 import re
 import subprocess
 import sys
@@ -22,6 +24,17 @@ def test_every_name_loads_and_is_documented(name):
     value = getattr(fedgeo, name)
     if callable(value) or inspect.ismodule(value):  # a constant's documentation stands below it in the source
         assert value.__doc__
+
+
+@pytest.mark.parametrize("name", ["data", "estimators", "evaluation", "federation", "runs"])
+def test_help_on_a_package_shows_what_it_gathers(name):
+    package = importlib.import_module(f"fedgeo.{name}")
+    gathered = {
+        key for key, value in vars(package).items() if not (key.startswith("_") or inspect.ismodule(value))
+    }
+    assert gathered == {key for key in package.__all__ if not inspect.ismodule(getattr(package, key))}
+    text = pydoc.plain(pydoc.render_doc(package))
+    assert all(re.search(rf"^    (class )?{key}\b", text, flags=re.M) for key in gathered)
 
 
 def test_type_checkers_see_the_same_names():

@@ -1,46 +1,73 @@
 """Data on the host: data sets, partitions over clients, scalers, and stacking with masks."""
 
-from fedgeo.data import policy as policy
-from fedgeo.data.csv_files import read_csv as read_csv
-from fedgeo.data.downloads import download as download
-from fedgeo.data.downloads import downloadable as downloadable
-from fedgeo.data.heterogeneity import heterogeneity as heterogeneity
-from fedgeo.data.partitions import dirichlet as dirichlet
-from fedgeo.data.partitions import iid as iid
-from fedgeo.data.partitions import natural as natural
-from fedgeo.data.partitions import partition_table as partition_table
-from fedgeo.data.plants import fault_schedule as fault_schedule
-from fedgeo.data.plants import plants as plants
-from fedgeo.data.policy import Missing as Missing
-from fedgeo.data.scaling import Moments as Moments
-from fedgeo.data.scaling import Scaler as Scaler
-from fedgeo.data.scaling import constant_channels as constant_channels
-from fedgeo.data.scaling import federated_quantiles as federated_quantiles
-from fedgeo.data.scaling import federated_robust_scaler as federated_robust_scaler
-from fedgeo.data.scaling import federated_scaler as federated_scaler
-from fedgeo.data.scaling import fit_scaler as fit_scaler
-from fedgeo.data.scaling import merge as merge
-from fedgeo.data.scaling import moments as moments
-from fedgeo.data.scaling import standard as standard
-from fedgeo.data.scaling import standardise as standardise
-from fedgeo.data.server_metrics import observed_channels as observed_channels
-from fedgeo.data.server_metrics import psm as psm
-from fedgeo.data.server_metrics import psm_pool as psm_pool
-from fedgeo.data.stacking import stack_rows as stack_rows
-from fedgeo.data.stacking import stack_series as stack_series
-from fedgeo.data.stacking import unstack as unstack
-from fedgeo.data.streams import Streams as Streams
-from fedgeo.data.streams import from_arrays as from_arrays
-from fedgeo.data.streams import msl as msl
-from fedgeo.data.streams import smap as smap
-from fedgeo.data.streams import smd as smd
-from fedgeo.data.streams import split as split
-from fedgeo.data.streams import temporal_split as temporal_split
-from fedgeo.data.tables import Split as Split
-from fedgeo.data.tables import Table as Table
-from fedgeo.data.tables import adult as adult
-from fedgeo.data.tables import breast_cancer as breast_cancer
-from fedgeo.data.tables import covertype as covertype
-from fedgeo.data.tables import iris as iris
-from fedgeo.data.tables import stratified_split as stratified_split
-from fedgeo.data.tables import titanic as titanic
+from fedgeo.data import policy
+from fedgeo.data.csv_files import read_csv
+from fedgeo.data.downloads import download, downloadable
+from fedgeo.data.heterogeneity import heterogeneity
+from fedgeo.data.partitions import dirichlet, iid, natural, partition_table
+from fedgeo.data.plants import fault_schedule, plants
+from fedgeo.data.policy import Missing
+from fedgeo.data.scaling import (
+    Moments,
+    Scaler,
+    constant_channels,
+    federated_quantiles,
+    federated_robust_scaler,
+    federated_scaler,
+    fit_scaler,
+    merge,
+    moments,
+    standard,
+    standardise,
+)
+from fedgeo.data.server_metrics import observed_channels, psm, psm_pool
+from fedgeo.data.stacking import stack_rows, stack_series, unstack
+from fedgeo.data.streams import Streams, from_arrays, msl, smap, smd, split, temporal_split
+from fedgeo.data.tables import Split, Table, adult, breast_cancer, covertype, iris, stratified_split, titanic
+
+__all__ = [
+    "Missing",
+    "Moments",
+    "Scaler",
+    "Split",
+    "Streams",
+    "Table",
+    "adult",
+    "breast_cancer",
+    "constant_channels",
+    "covertype",
+    "dirichlet",
+    "download",
+    "downloadable",
+    "fault_schedule",
+    "federated_quantiles",
+    "federated_robust_scaler",
+    "federated_scaler",
+    "fit_scaler",
+    "from_arrays",
+    "heterogeneity",
+    "iid",
+    "iris",
+    "merge",
+    "moments",
+    "msl",
+    "natural",
+    "observed_channels",
+    "partition_table",
+    "plants",
+    "policy",
+    "psm",
+    "psm_pool",
+    "read_csv",
+    "smap",
+    "smd",
+    "split",
+    "stack_rows",
+    "stack_series",
+    "standard",
+    "standardise",
+    "stratified_split",
+    "temporal_split",
+    "titanic",
+    "unstack",
+]

@@ -27,7 +27,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
-from scipy.signal import lfilter
 
 from fedgeo.data.streams import Streams, from_arrays
 
@@ -224,6 +223,8 @@ def _draw_noise(rng: np.random.Generator, rows: int) -> np.ndarray:
 
 def _wander(rng: np.random.Generator, rows: int, *, time: float, sd: float) -> np.ndarray:
     """A stationary random walk around zero (Ornstein-Uhlenbeck) with a correlation time in rows."""
+    from scipy.signal import lfilter  # a second of every start of the command line otherwise
+
     keep = np.exp(-1.0 / time)
     shocks = rng.normal(size=rows) * sd * np.sqrt(1.0 - keep**2)
     path, _ = lfilter([1.0], [1.0, -keep], shocks, zi=[keep * rng.normal() * sd])

@@ -7,10 +7,11 @@ strictly above ``threshold_``. scikit-learn's own outlier estimators have the op
 import os
 
 from fedgeo.deploy import runtime
-from fedgeo.estimators.base import DetectorWarning as DetectorWarning
-from fedgeo.estimators.streams import PAPER as PAPER
-from fedgeo.estimators.streams import FedKAD as FedKAD
-from fedgeo.estimators.tables import GeodesicSVDD as GeodesicSVDD
+from fedgeo.estimators.base import DetectorWarning
+from fedgeo.estimators.streams import PAPER, FedKAD
+from fedgeo.estimators.tables import GeodesicSVDD
+
+__all__ = ["PAPER", "DetectorWarning", "FedKAD", "GeodesicSVDD", "load"]
 
 
 def load(path: str | os.PathLike[str]) -> FedKAD | GeodesicSVDD:

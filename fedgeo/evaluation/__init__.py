@@ -1,58 +1,99 @@
 """From scores and labels to believable numbers: ranking metrics, adjustments, thresholds, tables."""
 
-from fedgeo.evaluation.adjust import area_over_k as area_over_k
-from fedgeo.evaluation.adjust import point_adjust as point_adjust
-from fedgeo.evaluation.adjust import spans as spans
-from fedgeo.evaluation.calibration import Calibration as Calibration
-from fedgeo.evaluation.calibration import Rule as Rule
-from fedgeo.evaluation.calibration import calibrated as calibrated
-from fedgeo.evaluation.calibration import moving_mean as moving_mean
-from fedgeo.evaluation.collapse import LEAST_DISTINCT as LEAST_DISTINCT
-from fedgeo.evaluation.collapse import collapse_warnings as collapse_warnings
-from fedgeo.evaluation.collapse import distinct as distinct
-from fedgeo.evaluation.collapse import effective_rank as effective_rank
-from fedgeo.evaluation.events import Detection as Detection
-from fedgeo.evaluation.events import affiliation as affiliation
-from fedgeo.evaluation.events import event_wise as event_wise
-from fedgeo.evaluation.events import range_based as range_based
-from fedgeo.evaluation.metrics import Counts as Counts
-from fedgeo.evaluation.metrics import count as count
-from fedgeo.evaluation.protocols import PROTOCOLS as PROTOCOLS
-from fedgeo.evaluation.protocols import Protocol as Protocol
-from fedgeo.evaluation.protocols import judge as judge
-from fedgeo.evaluation.protocols import protocol_table as protocol_table
-from fedgeo.evaluation.protocols import validation_pot as validation_pot
-from fedgeo.evaluation.protocols import validation_quantile as validation_quantile
-from fedgeo.evaluation.ranking import auroc as auroc
-from fedgeo.evaluation.ranking import average_precision as average_precision
-from fedgeo.evaluation.ranking import precision_at as precision_at
-from fedgeo.evaluation.ranking import trapezoid_pr as trapezoid_pr
-from fedgeo.evaluation.significance import Paired as Paired
-from fedgeo.evaluation.significance import Practical as Practical
-from fedgeo.evaluation.significance import Ranks as Ranks
-from fedgeo.evaluation.significance import Verdict as Verdict
-from fedgeo.evaluation.significance import critical_difference as critical_difference
-from fedgeo.evaluation.significance import paired as paired
-from fedgeo.evaluation.significance import practical as practical
-from fedgeo.evaluation.significance import ranks as ranks
-from fedgeo.evaluation.significance import verdict as verdict
-from fedgeo.evaluation.summary import macro as macro
-from fedgeo.evaluation.summary import over_seeds as over_seeds
-from fedgeo.evaluation.summary import per_client as per_client
-from fedgeo.evaluation.summary import pooled as pooled
-from fedgeo.evaluation.tails import Pot as Pot
-from fedgeo.evaluation.tails import Spot as Spot
-from fedgeo.evaluation.tails import Tail as Tail
-from fedgeo.evaluation.tails import fit_tail as fit_tail
-from fedgeo.evaluation.tails import pot as pot
-from fedgeo.evaluation.thresholds import OracleF1 as OracleF1
-from fedgeo.evaluation.thresholds import Youden as Youden
-from fedgeo.evaluation.thresholds import alarms as alarms
-from fedgeo.evaluation.thresholds import calibrate as calibrate
-from fedgeo.evaluation.thresholds import oracle_best_f1 as oracle_best_f1
-from fedgeo.evaluation.thresholds import quantile as quantile
-from fedgeo.evaluation.thresholds import target_rate as target_rate
-from fedgeo.evaluation.thresholds import youden as youden
-from fedgeo.evaluation.volume import Vus as Vus
-from fedgeo.evaluation.volume import buffer_length as buffer_length
-from fedgeo.evaluation.volume import vus as vus
+from fedgeo.evaluation.adjust import area_over_k, point_adjust, spans
+from fedgeo.evaluation.calibration import Calibration, Rule, calibrated, moving_mean
+from fedgeo.evaluation.collapse import LEAST_DISTINCT, collapse_warnings, distinct, effective_rank
+from fedgeo.evaluation.events import Detection, affiliation, event_wise, range_based
+from fedgeo.evaluation.metrics import Counts, count
+from fedgeo.evaluation.protocols import (
+    PROTOCOLS,
+    Protocol,
+    judge,
+    protocol_table,
+    validation_pot,
+    validation_quantile,
+)
+from fedgeo.evaluation.ranking import auroc, average_precision, precision_at, trapezoid_pr
+from fedgeo.evaluation.significance import (
+    Paired,
+    Practical,
+    Ranks,
+    Verdict,
+    critical_difference,
+    paired,
+    practical,
+    ranks,
+    verdict,
+)
+from fedgeo.evaluation.summary import macro, over_seeds, per_client, pooled
+from fedgeo.evaluation.tails import Pot, Spot, Tail, fit_tail, pot
+from fedgeo.evaluation.thresholds import (
+    OracleF1,
+    Youden,
+    alarms,
+    calibrate,
+    oracle_best_f1,
+    quantile,
+    target_rate,
+    youden,
+)
+from fedgeo.evaluation.volume import Vus, buffer_length, vus
+
+__all__ = [
+    "LEAST_DISTINCT",
+    "PROTOCOLS",
+    "Calibration",
+    "Counts",
+    "Detection",
+    "OracleF1",
+    "Paired",
+    "Pot",
+    "Practical",
+    "Protocol",
+    "Ranks",
+    "Rule",
+    "Spot",
+    "Tail",
+    "Verdict",
+    "Vus",
+    "Youden",
+    "affiliation",
+    "alarms",
+    "area_over_k",
+    "auroc",
+    "average_precision",
+    "buffer_length",
+    "calibrate",
+    "calibrated",
+    "collapse_warnings",
+    "count",
+    "critical_difference",
+    "distinct",
+    "effective_rank",
+    "event_wise",
+    "fit_tail",
+    "judge",
+    "macro",
+    "moving_mean",
+    "oracle_best_f1",
+    "over_seeds",
+    "paired",
+    "per_client",
+    "point_adjust",
+    "pooled",
+    "pot",
+    "practical",
+    "precision_at",
+    "protocol_table",
+    "quantile",
+    "range_based",
+    "ranks",
+    "spans",
+    "target_rate",
+    "trapezoid_pr",
+    "validation_pot",
+    "validation_quantile",
+    "verdict",
+    "vus",
+    "youden",
+]

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.integrate import trapezoid
-from scipy.signal import argrelmax
 from scipy.stats import rankdata
 
 from fedgeo.evaluation.adjust import scored_spans
@@ -46,6 +45,8 @@ def buffer_length(channel: np.ndarray) -> int:
     The period is the lag of the highest local maximum of the autocorrelation of at most the first 20,000 rows, over
     lags up to 400. Where there is none from 6 to 303 the answer is :data:`DEFAULT_BUFFER`.
     """
+    from scipy.signal import argrelmax  # a second of every start of the command line otherwise
+
     x = np.asarray(channel, dtype=np.float64)
     if x.ndim != 1:
         raise ValueError(f"got a channel of shape {x.shape}; want one channel (T,), such as stream[:, 0]")
