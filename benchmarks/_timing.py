@@ -73,7 +73,7 @@ class Report:
         target = most if least is None else least
         met = None
         if value is not None and target is not None:
-            met = value <= target if least is None else value >= target
+            met = bool(value <= target if least is None else value >= target)
         value = None if value is None else float(f"{value:.3g}")
         if self.as_json:
             print(

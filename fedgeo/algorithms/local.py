@@ -10,6 +10,7 @@ import optax
 from fedgeo import trees
 from fedgeo.algorithms.examples import ROWS
 from fedgeo.protocol import Cohort, Examples, FedAlgorithm, FedState, Key, Model, PyTree
+from fedgeo.shuffling import shuffled
 
 _ANCHOR_BLOCK = 4096  # examples whose anchor is taken at a time
 
@@ -88,7 +89,7 @@ def trainer(
 
         def epoch(carry: tuple[PyTree, PyTree], epoch_key: Key) -> tuple[tuple[PyTree, PyTree], jax.Array]:
             shuffle_key, step_key = jax.random.split(epoch_key)
-            order = jnp.argsort(jnp.where(valid, jax.random.uniform(shuffle_key, (size,)), 2.0))
+            order = shuffled(shuffle_key, valid)
             order = jnp.pad(order, (0, padding), constant_values=size)  # what is no example comes last
 
             def step(

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from fedgeo.protocol import Key, Model, PyTree
+from fedgeo.shuffling import shuffled
 from manifolds.sphere import project as project_to_sphere
 from manifolds.sphere import slerp
 
@@ -83,11 +84,10 @@ def mix(a: jax.Array, b: jax.Array, lam: jax.Array, mixup: Literal["slerp", "ler
 
 def shuffle(key: Key, mask: jax.Array) -> jax.Array:
     """A random permutation ``(N,)`` that maps rows with ``mask`` onto rows with ``mask``."""
-    rank = jnp.argsort(
-        jnp.where(mask, jax.random.uniform(key, mask.shape), 2.0)
-    )  # valid rows first, shuffled
-    place = jnp.argsort(~mask, stable=True)  # valid rows first, in order
-    return jnp.zeros_like(rank).at[place].set(rank, unique_indices=True)
+    order = shuffled(key, mask)
+    count = jnp.cumsum(mask)
+    place = jnp.where(mask, count, count[-1] + jnp.cumsum(~mask)) - 1  # valid rows first, in order
+    return order[place]
 
 
 def geodesic_svdd(
