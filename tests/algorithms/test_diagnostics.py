@@ -148,8 +148,9 @@ def latent_systems(seed, size=CHANNELS, steps=400):
 def test_clients_that_start_apart_meet_by_tangent_descent_only():
     """Eight linear systems in each of ten draws, D = 30, r = 8, rho = 1, 5 inner steps, everyone.
 
-    By round 400 tangent steps are below 0.001 in every draw at step size 0.3, and below 0.005 at the default 0.05, most
-    draws below 0.001; horizontal steps stand still.
+    By round 400 tangent steps are below 0.001 in every draw at step size 0.25, and below 0.005 at the default 0.05, most
+    draws below 0.001; horizontal steps stand still. Longer steps overshoot: at 0.3 one draw oscillates, and rounding
+    decides whether it settles after 85 rounds or 525.
     """
     draws = [latent_systems(seed) for seed in range(10)]
     lift, data = draws[0][0], jax.tree.map(lambda *leaves: jnp.stack(leaves), *(d for _, d in draws))
@@ -174,11 +175,11 @@ def test_clients_that_start_apart_meet_by_tangent_descent_only():
         assert not done[:, :10].any()
         return residual
 
-    assert residuals("tangent", 0.3)[:, -1].max() < 1e-3
+    assert residuals("tangent", 0.25)[:, -1].max() < 1e-3
     default = residuals("tangent", 0.05)[:, -1]
     assert default.max() < 5e-3
     assert np.mean(default < 1e-3) > 0.5
-    assert residuals("horizontal", 0.3).min() > 0.1
+    assert residuals("horizontal", 0.25).min() > 0.1
 
 
 def test_a_run_stops_between_blocks_of_one_program(toy):
