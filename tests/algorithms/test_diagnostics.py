@@ -149,8 +149,8 @@ def test_clients_that_start_apart_meet_by_tangent_descent_only():
     """Eight linear systems in each of ten draws, D = 30, r = 8, rho = 1, 5 inner steps, everyone.
 
     By round 400 tangent steps are below 0.001 in every draw at step size 0.25, and below 0.005 at the default 0.05,
-    most draws below 0.001; horizontal steps stand still. Longer steps overshoot: at 0.3 one draw oscillates, and rounding
-    decides whether it settles after 85 rounds or 525.
+    most draws below 0.001; horizontal steps stand still. Longer steps overshoot: at 0.3 one draw oscillates, and
+    rounding decides whether it settles after 85 rounds or 525.
     """
     draws = [latent_systems(seed) for seed in range(10)]
     lift, data = draws[0][0], jax.tree.map(lambda *leaves: jnp.stack(leaves), *(d for _, d in draws))
