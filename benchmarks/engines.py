@@ -111,7 +111,12 @@ def fedjax_rounds(data):
     """Fedjax's jitted client loop on the linear model, or None."""
     if importlib.util.find_spec("fedjax") is None:
         return None
-    for name in ("map", "leaves", "flatten", "unflatten"):  # fedjax calls them by names that JAX no longer has
+    for name in (
+        "map",
+        "leaves",
+        "flatten",
+        "unflatten",
+    ):  # fedjax calls them by names that JAX no longer has
         vars(jax).setdefault(f"tree_{name}", getattr(jax.tree, name))
     import fedjax
 

@@ -28,6 +28,7 @@ from rich.progress import (
 from rich.table import Table
 
 from fedgeo import data, page, profile, report, runs
+from fedgeo.data.streams import listed
 from fedgeo.deploy import export
 from fedgeo.deploy import runtime as deploy
 from fedgeo.estimators import DetectorWarning, FedKAD, GeodesicSVDD, load
@@ -196,7 +197,7 @@ class Fit:
         with _progress(f"FedKAD on {len(clients)} machines") as on_step, warnings.catch_warnings():
             warnings.simplefilter("ignore", DetectorWarning)  # the notes say the same
             model = FedKAD(**own, progress=lambda done: on_step(f"{done} rounds", self.rounds)).fit(clients)
-        _print_calibration(model)
+        _print_calibration(model, "Thresholds, from rows that were not trained on")
         _say(f"Detector: {model.save(self.out)}")
 
 
@@ -214,11 +215,11 @@ class Join:
     def run(self) -> None:
         """Load, join, say what was found, save."""
 
-        def join(model: FedKAD | GeodesicSVDD) -> None:
-            for name, frame in _machines(self.files, self.time).items():
+        def join(model: FedKAD | GeodesicSVDD, machines: dict[str, pd.DataFrame]) -> None:
+            for name, frame in machines.items():
                 model.join(name, frame)
 
-        _change(self.detector, join)
+        _change(self.detector, self.files, self.time, join)
 
 
 @dataclass(frozen=True)
@@ -234,12 +235,12 @@ class Recalibrate:
 
     def run(self) -> None:
         """Load, recalibrate, say what was found, save."""
-        _change(self.detector, lambda model: model.recalibrate(_machines(self.files, self.time)))
+        _change(self.detector, self.files, self.time, lambda model, machines: model.recalibrate(machines))
 
 
 @dataclass(frozen=True)
 class Score:
-    """Scores and alarms of a machine's CSV file, as CSV."""
+    """Scores and alarms of a machine's CSV file, as CSV in the form of watch."""
 
     detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
     """the detector's file"""
@@ -256,6 +257,8 @@ class Score:
         """Read, score, write."""
         detector = deploy.load(self.detector)
         for own in (self.rows, self.detector):
+            if self.out and self.out.is_dir():
+                raise ValueError(f"--out {self.out} is a folder; want the name of a file")
             if self.out and self.out.exists() and self.out.samefile(own):
                 raise ValueError(f"--out {self.out} would replace what is read; choose another file")
         client = self.client or (self.rows.stem if self.rows.stem in detector.clients else None)
@@ -268,11 +271,19 @@ class Score:
         times = index.to_numpy() if isinstance(index, pd.DatetimeIndex) else None
         scores = detector.score(values, client, times)
         alarms = detector.alarms(scores, client)
-        table = pd.DataFrame({"score": scores, "alarm": alarms.astype(int)})
-        if times is not None:
-            table.index = pd.Index(frame.attrs["stamps"], name="time")
-        else:
-            table.index.name = "row"
+        table = pd.DataFrame(  # of the form that watch writes
+            {
+                "time": frame.attrs.get("stamps", ""),
+                "score": scores,
+                "alarm": alarms.astype(int),
+                "channels": "",
+                "note": "",
+            },
+            index=pd.RangeIndex(len(scores), name="row"),
+        )
+        if stream and index is not None:
+            gaps = data.policy.run_starts(index, len(scores), detector.settings.get("interval"))[1:]
+            table.loc[gaps, "note"] = deploy.RESTARTED
         if stream and alarms.any():
             parts = stream.contributions(values, client, times)
             table["channels"] = [
@@ -280,13 +291,21 @@ class Score:
                 for part, alarm in zip(parts, alarms, strict=True)
             ]
         table.to_csv(self.out or sys.stdout, float_format="%.9g")
+        if ignored := frame.attrs["ignored"]:
+            stderr.print(f"note: ignored columns: {listed(ignored, 5)}", markup=False, soft_wrap=True)
         for line in _score_summary(detector, client, self.rows.stem, scores, alarms):
             stderr.print(line, markup=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
 class Watch:
-    """Rows of CSV from standard input: a line of score and alarm for each as it comes, bad lines reported."""
+    """Rows of CSV from standard input: a line of score and alarm for each as it comes, bad lines reported.
+
+    A row that is not sent is a gap, which times tell: the window starts anew, without a score until it is full. A line
+    that cannot be read, or has an empty field (without --missing at the fit), counts as a lost row: it has no score,
+    the last values stand in for it, and the next line is scored; a window's length of them starts the window anew. The
+    closing line says how many scores rest on values that were filled in. An empty line counts for nothing.
+    """
 
     detector: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DETECTOR")]
     """the detector's file"""
@@ -387,6 +406,10 @@ class Export:
         """Write and say where."""
         kind = {"runtime": "-runtime", "onnx": ".onnx", "stablehlo": ".stablehlo"}[self.to]
         out = self.out or self.detector.with_name(self.detector.name + kind)
+        if self.to == "runtime" and out.exists() and not out.is_dir():
+            raise ValueError(f"--out {out} is a file; want a folder")
+        if self.to != "runtime" and out.is_dir():
+            raise ValueError(f"--out {out} is a folder; want the name of a file")
         if self.to == "runtime":
             export.to_runtime(self.detector, out)
         else:
@@ -427,19 +450,26 @@ def _machines(files: Sequence[Path], time: str | None) -> dict[str, pd.DataFrame
         raise ValueError("no files; name one CSV file a machine, or a folder of them")
     if doubled := [stem for stem, times in Counter(path.stem for path in paths).items() if times > 1]:
         raise ValueError(
-            f"several files are called {', '.join(doubled)}; machines are told apart by their file's name"
+            f"several files are called {listed(doubled, 5)}; machines are told apart by their file's name"
         )
     return {path.stem: data.read_csv(path, time=time) for path in paths}
 
 
-def _change(path: Path, change: Callable[[FedKAD | GeodesicSVDD], object]) -> None:
+def _change(
+    path: Path,
+    files: Sequence[Path],
+    time: str | None,
+    change: Callable[[FedKAD | GeodesicSVDD, dict[str, pd.DataFrame]], object],
+) -> None:
     """Load a detector, change it, say what was found, save it in its place."""
     model = load(path)
     model.notes_ = []
+    machines = _machines(files, time)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DetectorWarning)  # the notes say the same
-        change(model)
-    _print_calibration(model)
+        change(model, machines)
+    # Whether these rows were trained on is not known.
+    _print_calibration(model, f"Thresholds, from the rows given for {listed([*machines], 5)}")
     _say(f"Detector: {model.save(path)}")
 
 
@@ -457,7 +487,7 @@ def _check_target(path: Path) -> None:
         ) from error
 
 
-def _print_calibration(model: FedKAD | GeodesicSVDD) -> None:
+def _print_calibration(model: FedKAD | GeodesicSVDD, title: str) -> None:
     """The thresholds, a machine that has none included, and what is to be known of them."""
     table = model.calibration_.reindex(model.clients_)
     without = table["rows"].fillna(0) == 0
@@ -470,13 +500,9 @@ def _print_calibration(model: FedKAD | GeodesicSVDD) -> None:
         }
     )
     shown[without] = ["none", "", "0", ""]
-    _print_table(shown, "Thresholds, from rows that were not trained on")
+    _print_table(shown, title)
     for note in model.notes_:
         _say(f"note: {note}")
-
-
-MANY_ALARMS, TIMES_AIMED = 0.05, 10
-"""A share of alarms is worth a note above MANY_ALARMS, if it is TIMES_AIMED what calibration gave."""
 
 
 def _score_summary(
@@ -498,12 +524,8 @@ def _score_summary(
         yield f"note: taken for rows of {name}, by whose threshold they are judged"
     if not scored and isinstance(detector, deploy.StreamDetector):
         yield f"note: the first score comes with row {detector.warm_up + 1} of a stream without gaps"
-    aimed = {c["client"]: c["alarm_rate"] for c in detector.about.get("calibration", ())}.get(name)
-    if aimed is not None and share > max(MANY_ALARMS, TIMES_AIMED * aimed):
-        yield (
-            f"note: on its calibration rows {aimed:.2%} were alarms; if these rows are normal, the machine has "
-            "changed: recalibrate the detector on some of them"
-        )
+    if text := deploy.doubt(detector, client, scored, int(alarms.sum())):
+        yield f"note: {text}"
 
 
 @contextmanager
@@ -610,7 +632,7 @@ def main() -> None:
     except (ValueError, OSError, ImportError) as error:
         if os.environ.get("FEDGEO_TRACEBACK"):
             raise
-        stderr.print(f"error: {error}", markup=False, soft_wrap=True)
+        stderr.print(f"error: {deploy.explained(error)}", markup=False, soft_wrap=True)
         sys.exit(2)
 
 

@@ -89,8 +89,20 @@ def working_dtype(dtype: Any) -> Any:
     return jnp.dtype(jnp.float32) if jnp.finfo(dtype).bits < 32 else jax.dtypes.canonicalize_dtype(dtype)
 
 
+def check_count(name: str, label: str, value: Any, least: int) -> None:
+    """Raise a TypeError or ValueError unless the value is an integer of at least ``least``."""
+    if not isinstance(value, int | np.integer):
+        raise TypeError(f"{name}: {label} must be an integer of at least {least}, got {value!r}")
+    if value < least:
+        raise ValueError(f"{name}: {label} must be at least {least}, got {value}")
+
+
 def normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """Standard normal draws in the working precision of ``dtype``."""
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"random: dtype must be real floating, got {jnp.dtype(dtype)}; use jnp.float32, for example"
+        )
     return jax.random.normal(key, shape, working_dtype(jnp.dtype(dtype)))
 
 

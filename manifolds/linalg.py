@@ -26,6 +26,15 @@ def identity(like: jax.Array) -> jax.Array:
     return leading_axes(jnp.eye(like.shape[-1], dtype=like.dtype), like.ndim)
 
 
+def _check_square(name: str, A: jax.Array) -> None:
+    if A.ndim < 2 or A.shape[-1] != A.shape[-2]:
+        raise ValueError(f"{name}: expected square matrices (..., p, p), got shape {A.shape}")
+    if not jnp.issubdtype(A.dtype, jnp.floating):
+        raise TypeError(
+            f"{name}: expected a real floating dtype, got {A.dtype}; cast it with astype(jnp.float32)"
+        )
+
+
 @jax.jit
 def inverse_cholesky(G: jax.Array) -> jax.Array:
     """Inverse ``inv(L)`` of the Cholesky factor of ``G = L L^T``; then ``inv(G) = inv(L)^T inv(L)``.
@@ -41,6 +50,7 @@ def inverse_cholesky(G: jax.Array) -> jax.Array:
         ``(..., p, p)`` lower triangular with a positive diagonal; not finite where ``G`` is not positive
         definite.
     """
+    _check_square("inverse_cholesky", G)
 
     def grow(index: jax.Array, N: jax.Array, eye: jax.Array, padded: jax.Array) -> jax.Array:
         rows, here = _block_rows(padded, index), _block_rows(eye, index)
@@ -67,6 +77,7 @@ def inverse(M: jax.Array) -> jax.Array:
     Returns:
         ``(..., p, p)``; meaningless where ``sym(M)`` is not positive definite.
     """
+    _check_square("inverse", M)
 
     def grow(index: jax.Array, N: jax.Array, eye: jax.Array, padded: jax.Array) -> jax.Array:
         rows, here = _block_rows(padded, index), _block_rows(eye, index)
@@ -143,12 +154,13 @@ def inverse_sqrt(S: jax.Array, floor: jax.Array | float, steps: int = 12) -> jax
 
     Args:
         S: ``(..., p, p)`` symmetric positive definite.
-        floor: a lower bound of the eigenvalues of S.
+        floor: a lower bound of the eigenvalues of S; one below what the steps reach is raised to that.
         steps: 12 reach rounding for condition numbers up to 1e5 in float32 and 1e6 in float64.
 
     Returns:
         ``(..., p, p)`` symmetric.
     """
+    _check_square("inverse_sqrt", S)
     eye = identity(S)
     row_sums = jnp.max(jnp.sum(jnp.abs(S), -1, keepdims=True), -2, keepdims=True)
     frobenius = jnp.sqrt(jnp.sum(S * S, (-2, -1), keepdims=True))
@@ -161,7 +173,7 @@ def inverse_sqrt(S: jax.Array, floor: jax.Array | float, steps: int = 12) -> jax
         T = (a / 2) * (3 * eye - (a * a) * matmul(Z, Y))
         return matmul(Y, T), matmul(T, Z), a * low * (3 - a * a * low * low) / 2
 
-    start = (S / ceiling, jnp.broadcast_to(eye, S.shape), jnp.minimum(jnp.sqrt(floor / ceiling), 1))
+    start = (S / ceiling, jnp.broadcast_to(eye, S.shape), jnp.clip(jnp.sqrt(floor / ceiling), 1e-3, 1))
     return jax.lax.fori_loop(0, steps, step, start)[1] / jnp.sqrt(ceiling)
 
 
@@ -179,6 +191,7 @@ def expm(M: jax.Array) -> jax.Array:
     Returns:
         ``(..., p, p)``.
     """
+    _check_square("expm", M)
     eye = identity(M)
     degree = 9 if jnp.finfo(M.dtype).bits == 32 else 14
     size = jax.lax.stop_gradient(jnp.max(jnp.sum(jnp.abs(M), -1, keepdims=True), -2, keepdims=True))

@@ -20,7 +20,7 @@ Parameters are plain arrays. Trees that mix manifolds go through ``optax.multi_t
 """
 
 import dataclasses
-from typing import Protocol
+from typing import Any, Protocol, get_args
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +62,9 @@ class Stiefel:
 
     retraction: stiefel.Method = "qr"
 
+    def __post_init__(self) -> None:
+        _check_method(self)
+
     project_tangent = staticmethod(stiefel.project_tangent)
     egrad2rgrad = staticmethod(stiefel.egrad2rgrad)
     transport = staticmethod(stiefel.transport)
@@ -82,6 +85,9 @@ class Grassmann:
 
     retraction: stiefel.Method = "qr"
 
+    def __post_init__(self) -> None:
+        _check_method(self)
+
     project_tangent = staticmethod(grassmann.project_horizontal)
     egrad2rgrad = staticmethod(grassmann.project_horizontal)
     inner = staticmethod(stiefel.inner)
@@ -93,6 +99,13 @@ class Grassmann:
     def transport(self, x: jax.Array, y: jax.Array, v: jax.Array, /) -> jax.Array:
         """Project v onto the horizontal space at y."""
         return grassmann.project_horizontal(y, v)
+
+
+def _check_method(manifold: Stiefel | Grassmann) -> None:
+    if manifold.retraction not in get_args(stiefel.Method):
+        wanted = ", ".join(get_args(stiefel.Method))
+        kind = type(manifold).__name__
+        raise ValueError(f"{kind}: retraction must be one of {wanted}, got {manifold.retraction!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,11 +161,15 @@ def riemannian(inner: optax.GradientTransformation, manifold: Manifold) -> optax
         A transformation whose ``update`` needs ``params``. ``optax.apply_updates`` adds the difference of two
         points, which costs one rounding a step and does not accumulate.
     """
-    return optax.chain(riemannian_gradient(manifold), inner, retract_updates(manifold))
+    links = riemannian_gradient(manifold), retract_updates(manifold)
+    if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
+        raise TypeError(f"riemannian: inner must be an optax optimiser such as optax.sgd(0.1), got {inner!r}")
+    return optax.chain(links[0], inner, links[1])
 
 
 def riemannian_gradient(manifold: Manifold) -> optax.GradientTransformation:
     """First link of a hand-made chain: turns gradients of entries into Riemannian gradients."""
+    _check_manifold(manifold, "egrad2rgrad")
 
     def update(updates: optax.Updates, params: optax.Params) -> optax.Updates:
         return jax.tree.map(lambda g, x: manifold.egrad2rgrad(x, g), updates, _required(params))
@@ -162,6 +179,7 @@ def riemannian_gradient(manifold: Manifold) -> optax.GradientTransformation:
 
 def retract_updates(manifold: Manifold) -> optax.GradientTransformation:
     """Last link of a hand-made chain: turns a step u into ``retract(x, project_tangent(x, u)) - x``."""
+    _check_manifold(manifold, "project_tangent", "retract")
 
     def step(u: jax.Array, x: jax.Array) -> jax.Array:
         return manifold.retract(x, manifold.project_tangent(x, u)) - x
@@ -170,6 +188,18 @@ def retract_updates(manifold: Manifold) -> optax.GradientTransformation:
         return jax.tree.map(step, updates, _required(params))
 
     return optax.stateless(update)
+
+
+def _check_manifold(manifold: Any, *methods: str) -> None:
+    if isinstance(manifold, type):
+        name = manifold.__name__
+        raise TypeError(f"manifold must be an object, got the class {name}; make one by {name}()")
+    missing = [method for method in methods if not callable(getattr(manifold, method, None))]
+    if missing:
+        raise TypeError(
+            f"manifold must have the methods of optim.Manifold, got {type(manifold).__name__} without "
+            f"{' and '.join(missing)}; the order is riemannian(inner, manifold)"
+        )
 
 
 def _required(params: optax.Params | None) -> optax.Params:

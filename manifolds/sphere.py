@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from manifolds._arrays import leading_axes, normal, operation, safe_norm
+from manifolds._arrays import check_count, leading_axes, normal, operation, safe_norm
 
 _Pair = tuple[jax.Array, jax.Array]
 _Triple = tuple[jax.Array, jax.Array, jax.Array]
@@ -54,7 +54,8 @@ def project(y: jax.Array) -> jax.Array:
     """Nearest point of the sphere: ``y / |y|``.
 
     Args:
-        y: ``(..., d)`` any vectors, of any finite size.
+        y: ``(..., d)`` any vectors, of any finite size; XLA takes subnormal numbers, below 1e-38 in float32,
+            for 0.
 
     Returns:
         ``(..., d)`` unit vectors; at ``y = 0``, where all are equally near, the first basis vector with
@@ -110,7 +111,10 @@ def inner(x: jax.Array, u: jax.Array, v: jax.Array) -> jax.Array:
 
 @operation("x", "v", core=1)
 def norm(x: jax.Array, v: jax.Array) -> jax.Array:
-    """Norm of a tangent vector, ``(...)``; gradient 0 at ``v = 0``; cannot overflow."""
+    """Norm of a tangent vector, ``(...)``; gradient 0 at ``v = 0``; cannot overflow.
+
+    For its square call :func:`inner`: from ``norm ** 2`` the second derivative at ``v = 0`` comes out as 0.
+    """
     return safe_norm(v, -1)[..., 0]
 
 
@@ -235,12 +239,34 @@ def dist(x: jax.Array, y: jax.Array) -> jax.Array:
         y: ``(..., d)`` points.
 
     Returns:
-        ``(...)`` in ``[0, pi]``. Subgradient 0 at ``y = x`` and ``y = -x``, where the distance has a corner.
+        ``(...)`` in ``[0, pi]``. Subgradient 0 at ``y = x`` and ``y = -x``, where the distance has a corner. For
+        its square call :func:`squared_dist`: from ``dist ** 2`` the second derivative at ``y = x`` comes out as 0.
         Source: Kahan, "How futile are mindless assessments of roundoff in floating-point computation?",
         2006.
     """
     x, y = _point(x), _point(y)
     return 2 * jnp.arctan2(safe_norm(x - y, -1), safe_norm(x + y, -1))[..., 0]
+
+
+@operation("x", "y", core=1)
+def squared_dist(x: jax.Array, y: jax.Array) -> jax.Array:
+    """Square of :func:`dist`, as a function of ``|x - y|^2``: smooth, also at ``y = x``.
+
+    Args:
+        x: ``(..., d)`` points.
+        y: ``(..., d)`` points.
+
+    Returns:
+        ``(...)`` in ``[0, pi^2]``. At ``y = x``: gradient 0, second derivative ``2 Proj`` in x and in y. At
+        ``y = -x``, where the distance has a corner: gradient 0, and second derivatives without meaning.
+    """
+    x, y = _point(x), _point(y)
+    square = _dot(x - y, x - y)
+    # The series of 4 arcsin(|x - y| / 2)^2; beyond the bound its next term would matter.
+    small = square < 30 * jnp.finfo(x.dtype).eps ** 0.5
+    angle = 2 * jnp.arctan2(jnp.sqrt(jnp.where(small, 1, square)), safe_norm(x + y, -1))
+    series = square * (1 + square / 12 * (1 + square * 2 / 15 * (1 + square * 9 / 56)))
+    return jnp.where(small, series, angle * angle)[..., 0]
 
 
 @operation("x", "y", core=1)
@@ -266,7 +292,15 @@ def slerp(x: jax.Array, y: jax.Array, t: jax.Array | float) -> jax.Array:
         Shoemake, "Animating rotation with quaternion curves", 1985. do Carmo, "Riemannian geometry", 1992,
         chapter 5, for Jacobi fields.
     """
-    t = jnp.asarray(t, x.dtype)[..., None]
+    t = jnp.asarray(t, x.dtype)
+    try:
+        jnp.broadcast_shapes(t.shape, x.shape[:-1], y.shape[:-1])
+    except ValueError:
+        points = f"x {x.shape} and y {y.shape}"
+        raise ValueError(
+            f"slerp: t must broadcast against the leading axes of {points}, got t {t.shape}"
+        ) from None
+    t = t[..., None]
     rank = max(x.ndim, t.ndim)
     return _slerp(leading_axes(x, rank), leading_axes(y, rank), leading_axes(t, rank))
 
@@ -364,6 +398,7 @@ def frechet_mean(
         X without that axis. Unique, and reached, if the points lie in an open half sphere; else a stationary
         point. Source: Karcher, "Riemannian center of mass and mollifier smoothing", 1977.
     """
+    check_count("frechet_mean", "iters", iters, 0)
     X, weights = _points_first(X, weights, axis)
     total = jnp.sum(weights, 0, keepdims=True)
     shares = weights / jnp.where(total == 0, 1, total)

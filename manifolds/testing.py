@@ -25,6 +25,20 @@ def _gap(a: Any, b: Any) -> float:
     return float(jnp.max(jnp.stack(gaps)))
 
 
+def _check_arrays(name: str, **arrays: Any) -> None:
+    """Refuse what would pass every check, or fail inside JAX."""
+    for label, array in arrays.items():
+        if not jnp.issubdtype(jnp.result_type(array), jnp.floating):
+            raise TypeError(
+                f"{name}: {label} must have a real floating dtype, got {jnp.result_type(array)}; "
+                f"cast it, for example {label}.astype(jnp.float32)"
+            )
+        if jnp.size(array) == 0:
+            raise ValueError(
+                f"{name}: {label} has shape {array.shape} and no entries; pass at least one point"
+            )
+
+
 def check_retraction(manifold: Manifold, x: jax.Array, v: jax.Array, order: int = 1) -> dict[str, float]:
     """Errors of a retraction at x along the tangent vector v, from exact derivatives of ``c(t) = R(x, t v)``.
 
@@ -43,6 +57,7 @@ def check_retraction(manifold: Manifold, x: jax.Array, v: jax.Array, order: int 
     """
     if order not in (1, 2):
         raise ValueError(f"check_retraction: order must be 1 or 2, got {order}")
+    _check_arrays("check_retraction", x=x, v=v)
 
     def curve(t: jax.Array) -> jax.Array:
         return manifold.retract(x, t * v)
@@ -73,6 +88,7 @@ def check_projection(manifold: Manifold, x: jax.Array, u: jax.Array, w: jax.Arra
         ``|P (u - 2 w) - P u + 2 P w|``; ``tangent``, ``|d/dt retract(x, t P u) - P u|`` at ``t = 0``, which
         ties the projection to the retraction.
     """
+    _check_arrays("check_projection", x=x, u=u, w=w)
 
     def project(g: jax.Array) -> jax.Array:
         return manifold.project_tangent(x, g)
@@ -95,6 +111,7 @@ def check_transport(
         ``tangent``, ``|P T v - T v|`` with the tangent projection P at y; ``linear``,
         ``|T (u - 2 v) - T u + 2 T v|``; ``identity``, ``|T v - v|`` from x to x.
     """
+    _check_arrays("check_transport", x=x, y=y, u=u, v=v)
 
     def carry(w: jax.Array) -> jax.Array:
         return manifold.transport(x, y, w)
@@ -114,6 +131,7 @@ def check_inner(manifold: Manifold, x: jax.Array, u: jax.Array, v: jax.Array) ->
         ``symmetric``, ``|<u, v> - <v, u>|``; ``linear``, ``|<u - 2 v, v> - <u, v> + 2 <v, v>|``; ``positive``, the
         share of points where the smaller eigenvalue of the products of u and v with each other is not above zero.
     """
+    _check_arrays("check_inner", x=x, u=u, v=v)
 
     def inner(a: jax.Array, b: jax.Array) -> jax.Array:
         return manifold.inner(x, a, b)
@@ -135,6 +153,7 @@ def check_gradient(
     Returns:
         ``tangent``, ``|P grad - grad|``; ``slope``, ``|<grad, v> - d/dt f(retract(x, t v))|`` at ``t = 0``.
     """
+    _check_arrays("check_gradient", x=x, v=v)
     gradient = manifold.egrad2rgrad(x, jax.grad(f)(x))
     slope = jax.jvp(lambda w: f(manifold.retract(x, w)), (jnp.zeros_like(v),), (v,))[1]
     return {

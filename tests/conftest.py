@@ -31,13 +31,14 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compile without optimising in the default suite, which compiles far more than it computes.
+    """Optimise less: the default suite compiles far more than it computes, and slow tests still as long.
 
-    Slow tests run the programs as users get them. Read before the first computation, and by child processes.
+    The demo and what ``tests.federation.child`` runs are compiled as users get them.
     """
+    flags = "--xla_backend_optimization_level=1"
     if config.option.markexpr == "not slow":
         flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 
 
 @pytest.fixture(scope="module", autouse=True)

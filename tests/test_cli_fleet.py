@@ -10,6 +10,7 @@ import pytest
 
 import fedgeo
 from fedgeo import cli, data
+from fedgeo.deploy import runtime as deploy
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +50,11 @@ def test_scores_are_those_of_the_estimator(fleet):
     name = "plant-1"
     code, out, err = run("score", fleet / "detector", fleet / "test" / f"{name}.csv")
     assert code == 0, err
-    got = pd.read_csv(io.StringIO(out), index_col="time")
+    got = pd.read_csv(io.StringIO(out), index_col="row")
     frame = data.read_csv(fleet / "test" / f"{name}.csv")
     model = fedgeo.load(fleet / "detector")
     want = model.score_samples(frame, name)
-    assert out.splitlines()[1].startswith("2024-01-01 00:00:00,,0")  # stamps as the file has them
+    assert out.splitlines()[1].startswith("0,2024-01-01 00:00:00,,0")  # stamps as the file has them
     assert np.isfinite(want[20:]).all()
     np.testing.assert_allclose(got["score"], want, rtol=1e-5)
     np.testing.assert_array_equal(got["alarm"], model.predict(frame, name))
@@ -71,7 +72,9 @@ def test_watch_says_the_same_row_by_row(fleet):
     got = pd.read_csv(io.StringIO(out))
     assert (code, len(got)) == (0, len(lines) - 1)
     alarms, scored = got["alarm"].sum(), got["score"].notna().sum()
-    assert err == f"{len(got)} rows, {scored} scored, {alarms} alarms, 1 unread\n"
+    assert err == f"{len(got)} rows, {scored} scored, {alarms} alarms, 1 unread\n" + (
+        "note: 39 of the scores rest on values that were filled in, for lost rows or missing values\n"
+    )
     want = fedgeo.load(fleet / "detector").score_samples(
         data.read_csv(fleet / "test" / "plant-2.csv"), "plant-2"
     )
@@ -97,7 +100,9 @@ def test_an_exported_folder_needs_numpy_alone(fleet):
     assert done.stdout == here
 
 
-@pytest.mark.parametrize(("kind", "use"), [("onnx", "rows (T, C) as float64"), ("stablehlo", "load_stablehlo(")])
+@pytest.mark.parametrize(
+    ("kind", "use"), [("onnx", "rows (T, C) as float64"), ("stablehlo", "load_stablehlo(")]
+)
 def test_one_client_is_exported_with_how_to_use_it(fleet, kind, use):
     code, out, err = run("export", fleet / "detector", "--to", kind, "--client", "plant-1")
     assert code == 0, err
@@ -128,6 +133,12 @@ def test_mistakes_are_named(fleet, tmp_path):
         ),
         (("watch", fleet / "detector", "--client", "x"), "there is no client 'x'"),
         (("score", fleet / "detector", one, "--out", one), "would replace what is read"),
+        (("score", fleet / "detector", one, "--out", tmp_path), "is a folder; want the name of a file"),
+        (("score", fleet / "detector", tmp_path), "is a folder; want one CSV file"),
+        (("score", tmp_path, one), "it is a folder, want the file that fit or save wrote"),
+        (("watch", tmp_path), "error: no detector at"),
+        (("export", fleet / "detector", "--out", one), "is a file; want a folder"),
+        (("export", fleet / "detector", "--to", "onnx", "--out", tmp_path), "is a folder; want the name"),
         (("fit", one, "--out", "/proc/nope/detector"), "cannot write in /proc/nope"),
         (("export", fleet / "detector", "--to", "onnx"), "name one of this detector's clients"),
     ):
@@ -146,11 +157,12 @@ def test_machines_join_and_are_calibrated_anew(fleet, tmp_path):
     new.write_bytes((fleet / "train" / "plant-1.csv").read_bytes())
     code, out, err = run("join", detector, new.parent)
     assert code == 0, err
-    assert "plant-9" in out
+    assert "Thresholds, from the rows given for plant-9" in out
     before = fedgeo.load(detector).threshold_
     assert set(before) == {"plant-0", "plant-1", "plant-2", "plant-9"}
     code, out, err = run("recalibrate", detector, fleet / "test" / "plant-2.csv")
     assert code == 0, err
+    assert "Thresholds, from the rows given for plant-2" in out
     after = fedgeo.load(detector).threshold_
     assert [name for name in after if after[name] != before[name]] == ["plant-2"]
 
@@ -170,10 +182,64 @@ def test_what_a_reader_of_scores_should_doubt_is_said(fleet, tmp_path):
     )
 
 
+def test_score_and_watch_write_the_same(fleet, tmp_path):
+    frame = pd.read_csv(fleet / "test" / "plant-0.csv", index_col="time")
+    frame.drop(frame.index[200:230]).assign(label=0).to_csv(tmp_path / "plant-0.csv")
+    rows = (tmp_path / "plant-0.csv").read_text()
+    code, whole, err = run("score", fleet / "detector", tmp_path / "plant-0.csv")
+    assert code == 0
+    assert err.count("note: ignored columns: label") == 1
+    _, by_row, notes = run("watch", fleet / "detector", "--client", "plant-0", rows=rows)
+    assert "note: ignored columns: 'label'" in notes
+    whole, by_row = (pd.read_csv(io.StringIO(text)) for text in (whole, by_row))
+    assert whole["note"].notna().sum() == 1
+    pd.testing.assert_frame_equal(whole, by_row, rtol=1e-4)
+
+
+def test_watch_doubts_many_alarms_too(fleet):
+    frame = 5 * pd.read_csv(fleet / "test" / "plant-0.csv", index_col="time")
+    _, _, err = run("watch", fleet / "detector", "--client", "plant-0", rows=frame.to_csv())
+    assert "the machine has changed: recalibrate the detector" in err
+
+
+def test_errors_of_the_system_are_explained(fleet, monkeypatch, capsys):
+    class Broken(io.RawIOBase):
+        def readable(self):
+            return True
+
+        def readinto(self, buffer):
+            raise OSError(21, "Is a directory")
+
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BufferedReader(Broken())))
+    assert deploy.main([str(fleet / "detector"), "--client", "plant-0"]) == 2
+    assert capsys.readouterr().err == (
+        "error: Is a directory at reading rows or writing scores; want lines of CSV on standard input\n"
+    )
+    error = PermissionError(13, "Permission denied", "a.csv")
+    assert deploy.explained(error).startswith("a.csv: Permission denied; check the path")
+
+
+def test_a_missing_value_and_an_outlier_say_what_to_do(fleet, tmp_path):
+    frame = pd.read_csv(fleet / "train" / "plant-0.csv", index_col="time")
+    place = frame.columns[1]
+    frame.loc[frame.index[50], place] = np.nan
+    frame.to_csv(tmp_path / "plant-0.csv")
+    code, _, err = run("score", fleet / "detector", tmp_path / "plant-0.csv")
+    assert code == 2
+    assert "fit again with" in err
+    assert "fedgeo fit --missing ffill, or mask" in err
+    frame.loc[frame.index[50], place] = -9999
+    frame.to_csv(tmp_path / "plant-7.csv")
+    (tmp_path / "detector").write_bytes((fleet / "detector").read_bytes())
+    code, out, err = run("join", tmp_path / "detector", tmp_path / "plant-7.csv")
+    assert code == 0, err
+    assert f"the scale of {place} (-9999 in row 50 (2024-01-01 00:50:00" in out
+
+
 def test_a_stream_that_cannot_be_read_at_all_is_an_error(fleet):
     lines = (fleet / "test" / "plant-0.csv").read_text().replace(",", ";")
     code, _, err = run("watch", fleet / "detector", "--client", "plant-0", rows=lines)
-    assert (code, err) == (2, "line 1: fields are separated by ';', want commas\n")
+    assert (code, err) == (2, "error: line 1: fields are separated by ';', want commas\n")
     code, _, err = run("watch", fleet / "detector", "--client", "plant-0", rows="a b c\nd e f\n")
     assert code == 1
     assert "no line could be read; want 10 numbers, separated by commas" in err

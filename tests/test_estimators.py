@@ -328,7 +328,9 @@ def test_constant_channels(settings):
     train = stream(0)
     train[:, 2] = 3.0
     found = fit(settings, a=train)
-    assert any("client a: constant in training, and left unscaled: load" in note for note in found.notes_)
+    assert any(
+        "client a: constant in training: load; a change there is measured" in note for note in found.notes_
+    )
     x = train[-200:].copy()
     still = found.score_samples(x, "a")
     x[100:, 2] += 1e-6
@@ -646,7 +648,7 @@ def test_estimators_are_scikit_learns(kind):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"rank": 0}, "rank must lie"),
+        ({"rank": 0}, "rank must"),
         ({"window": 0}, "window"),
         ({"missing": "zero"}, "missing='zero'"),
         ({"participation": 0}, "participation=0"),
@@ -908,3 +910,34 @@ def test_what_cannot_be_evaluated_is_named():
 def test_notes_are_json(model):
     assert json.loads(json.dumps(model.notes_)) == model.notes_
     assert all(re.match(r"[a-z0-9]", note) for note in model.notes_)
+
+
+@pytest.mark.parametrize("value", [-9999.0, 1e30])
+def test_a_row_that_blinds_a_channel_is_named(value):
+    x = frame(0)
+    x.iloc[100, 1] = value
+    says = rf"client a: .*scale of heat \({value:.6g} in row 100 \(2024-01-01 01:40:00\)\).*missing=\"mask\""
+    with pytest.warns(fg.DetectorWarning, match=says.replace("+", r"\+")):
+        found = fit(a=x)
+    shifted = frame(0, 200)
+    shifted.iloc[50:, 1] += 3
+    assert found.predict(shifted, "a").to_numpy()[50:].mean() < 0.2  # what the warning is for
+    with pytest.warns(fg.DetectorWarning, match="client new: a few rows alone"):
+        found.join("new", x)
+    x.iloc[100, 1] = np.nan
+    mended = fit({"missing": "mask"}, a=x)
+    assert not any("a few rows" in note for note in mended.notes_)
+    assert mended.predict(shifted, "a").to_numpy()[50:].mean() > 0.4
+
+
+def test_a_row_that_blinds_a_feature_is_named(tables):
+    given = {n: pd.DataFrame(x, columns=list("pqrs")) for n, x in tables.items()}
+    given["y"].iloc[30, 2] = -9999
+    with pytest.warns(fg.DetectorWarning, match=r"client y: .*scale of r \(-9999 in row 30\).*\"center\""):
+        fg.GeodesicSVDD(**ENCODER).fit(given)
+    robust = fg.GeodesicSVDD(**ENCODER, scaling="robust").fit(given)
+    assert not any("a few rows" in note for note in robust.notes_)
+    given["y"].iloc[30, 2] = 40.0  # among those of other clients
+    given["x"]["r"] *= 100
+    found = fg.GeodesicSVDD(**ENCODER).fit(given)
+    assert not any("a few rows" in note for note in found.notes_)

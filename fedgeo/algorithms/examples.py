@@ -1,19 +1,31 @@
 """What a minibatch is made of: rows of a table, or windows of a stream, cut out when they are needed."""
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from fedgeo.algorithms.koopman import smooth
-from fedgeo.protocol import Examples, Rows, Series
+from fedgeo.arguments import whole
+from fedgeo.protocol import Examples, PyTree, Rows, Series
+
+
+def _checked(data: PyTree, kind: type[Rows] | type[Series], maker: str) -> Any:
+    if not isinstance(data, kind):
+        raise ValueError(
+            f"this algorithm trains on {kind.__name__}, got {type(data).__name__}; make them with fedgeo.data.{maker}"
+        )
+    return data
 
 
 def _take_rows(rows: Rows, index: jax.Array) -> jax.Array:
-    return jnp.take(rows.x, index, axis=0, mode="fill", fill_value=0)
+    return jnp.take(_checked(rows, Rows, "stack_rows").x, index, axis=0, mode="fill", fill_value=0)
 
 
-ROWS = Examples(lambda rows: rows.mask, _take_rows, lambda function, x: function(x))
+ROWS = Examples(
+    lambda rows: _checked(rows, Rows, "stack_rows").mask, _take_rows, lambda function, x: function(x)
+)
 """The rows of :class:`Rows`, each an example."""
 
 
@@ -29,20 +41,20 @@ def windows(window: int, *, stride: int = 1, smoothing: int = 1, chunk: int = 10
         chunk: windows scored at a time, which bounds memory and changes no result.
 
     Raises:
-        ValueError: an argument below 1.
+        ValueError: an argument that is no whole number of at least 1.
     """
-    for name, count in {"window": window, "stride": stride, "smoothing": smoothing, "chunk": chunk}.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
+    window, stride = whole("window", window, 1), whole("stride", stride, 1)
+    smoothing, chunk = whole("smoothing", smoothing, 1), whole("chunk", chunk, 1)
     lags = jnp.arange(window)
 
     def mask(series: Series) -> jax.Array:
-        known = jnp.pad(series.mask, (0, max(window - series.mask.shape[0], 0)))
+        known = _checked(series, Series, "stack_series").mask
+        known = jnp.pad(known, (0, max(window - known.shape[0], 0)))
         return complete(known, window)[::stride]
 
     def take(series: Series, index: jax.Array) -> jax.Array:
         rows = index[:, None] * stride + lags[None]
-        return jnp.take(series.x, rows, axis=0, mode="fill", fill_value=0)
+        return jnp.take(_checked(series, Series, "stack_series").x, rows, axis=0, mode="fill", fill_value=0)
 
     def score(function: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
         return smooth(score_windows(function, x, window, chunk), smoothing)
@@ -70,6 +82,7 @@ def score_windows(
     Returns:
         ``(T,)``; the first W - 1 are NaN.
     """
+    x = x.astype(jnp.result_type(x, jnp.float32))  # integers have no NaN
     count = x.shape[0] - window + 1
     if count <= 0:
         return jnp.full(x.shape[0], jnp.nan, x.dtype)

@@ -12,6 +12,7 @@ import numpy as np
 from fedgeo import trees
 from fedgeo.algorithms import koopman
 from fedgeo.algorithms.moments import Moments
+from fedgeo.arguments import whole
 from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key
 from manifolds import grassmann, stiefel
 
@@ -94,8 +95,11 @@ def fedkad(
     Raises:
         ValueError: an argument out of its range, or a rank above D.
     """
+    if not isinstance(lift, koopman.Lift):
+        raise ValueError(f"lift must be a Lift, such as fedgeo.random_lift makes, got {lift!r}")
     size = lift.dimension
-    if not 1 <= rank <= size:
+    rank = whole("rank", rank, 1)
+    if rank > size:
         raise ValueError(f"rank must lie between 1 and the lifted dimension D = {size}, got {rank}")
     for name, value in {
         "rho": rho,
@@ -105,9 +109,8 @@ def fedkad(
     }.items():
         if not isinstance(value, jax.core.Tracer) and not 0 < value < math.inf:  # a swept penalty is traced
             raise ValueError(f"{name} must be positive and finite, got {value}")
-    for name, count in {"inner_steps": inner_steps, "horizon": horizon, "smoothing": smoothing}.items():
-        if count < 1:
-            raise ValueError(f"{name} must be at least 1, got {count}")
+    inner_steps = whole("inner_steps", inner_steps, 1)
+    horizon, smoothing = whole("horizon", horizon, 1), whole("smoothing", smoothing, 1)
     if start not in ("shared", "independent", "warm"):
         raise ValueError(f'start must be "shared", "independent" or "warm", got {start!r}')
     if projection not in ("horizontal", "tangent"):
@@ -119,6 +122,16 @@ def fedkad(
     project = grassmann.project_horizontal if projection == "horizontal" else stiefel.project_tangent
 
     def init(key: Key, data: Moments) -> FedState:
+        if not isinstance(data, Moments):
+            raise ValueError(
+                f"FedKAD trains on the moments of its lift, got {type(data).__name__}; "
+                "pass fedgeo.prepare(lift, series)"
+            )
+        if data.xx.shape[-1] != size:
+            raise ValueError(
+                f"the moments are of a lift with D = {data.xx.shape[-1]}, and FedKAD was made with one of D = {size}; "
+                "prepare them with the same lift"
+            )
         num_clients = data.pairs.shape[0]
         server = stiefel.random(key, (size, rank), data.xx.dtype)
         if start == "warm":

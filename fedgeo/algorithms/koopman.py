@@ -283,6 +283,7 @@ def fold_errors(
         ``(T, *shape)``; the first W - 1 + H are NaN.
     """
     steps, channels = x.shape
+    x = x.astype(jnp.result_type(x, detector.basis))  # integers have no NaN
     window = detector.lift.window(channels)
     entries, variance = counted(residual, scale, detector, channels)
     readout = detector.predicts()[entries]

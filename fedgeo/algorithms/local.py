@@ -9,6 +9,7 @@ import optax
 
 from fedgeo import trees
 from fedgeo.algorithms.examples import ROWS
+from fedgeo.arguments import whole
 from fedgeo.protocol import Cohort, Examples, FedAlgorithm, FedState, Key, Model, PyTree
 from fedgeo.shuffling import shuffled
 
@@ -51,13 +52,15 @@ def trainer(
             examples; it takes others in every epoch. None for every example in every epoch.
 
     Raises:
-        ValueError: epochs, batch_size or max_steps below 1.
+        ValueError: epochs, batch_size or max_steps that is no whole number of at least 1, or no model or optimiser.
     """
-    if epochs < 1 or batch_size < 1 or (max_steps is not None and max_steps < 1):
-        raise ValueError(
-            "epochs, batch_size and max_steps must be at least 1 (max_steps may be None), "
-            f"got {epochs}, {batch_size} and {max_steps}"
-        )
+    epochs, batch_size = whole("epochs", epochs, 1), whole("batch_size", batch_size, 1)
+    max_steps = None if max_steps is None else whole("max_steps", max_steps, 1)
+    if not isinstance(model, Model):
+        remedy = "call the factory: a Model is what it returns" if callable(model) else "see fedgeo.protocol"
+        raise ValueError(f"model must be a Model, got {model!r}; {remedy}")
+    if not isinstance(optimizer, optax.GradientTransformation):
+        raise ValueError(f"optimizer must be one of optax, such as optax.adam(1e-3), got {optimizer!r}")
     losses = (model.loss, *model.others)
 
     def start(params: PyTree) -> PyTree:

@@ -71,12 +71,19 @@ def second_moments(lift: Lift, series: Series, *, chunk: int = 1024, dtype: Any 
         lift: eq. 7.
         series: ``x (T, C)`` and ``mask (T,)``.
         chunk: pairs taken at a time; changes nothing beyond rounding.
-        dtype: of the arithmetic and the result, that of ``x`` by default; float64 needs ``jax_enable_x64``.
+        dtype: of the arithmetic and the result, by default that of ``x``, or of the lift where ``x`` holds integers;
+            float64 needs ``jax_enable_x64``.
 
     Raises:
-        ValueError: a dtype that JAX would silently replace.
+        ValueError: no :class:`Series`, or a dtype that JAX would silently replace.
     """
-    dtype = jnp.dtype(series.x.dtype if dtype is None else dtype)
+    if not isinstance(series, Series):
+        raise ValueError(
+            f"moments are taken of a Series(x, mask), got {type(series).__name__}; make one with "
+            "fedgeo.data.stack_series"
+        )
+    own = series.x.dtype if jnp.issubdtype(series.x.dtype, jnp.floating) else lift.weight.dtype
+    dtype = jnp.dtype(own if dtype is None else dtype)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
         raise ValueError(
             f"dtype {dtype} is not available, JAX would compute in {jax.dtypes.canonicalize_dtype(dtype)}; "
@@ -128,7 +135,13 @@ def extend(lift: Lift, stream: Stream, series: Series, *, chunk: int = 1024) -> 
 
 @jax.jit
 def prepare(lift: Lift, series: Series) -> Moments:
-    """Moments of all clients, one at a time: ``x (K, T, C)`` to leaves ``(K, ...)``."""
+    """Moments of all clients, one at a time: ``x (K, T, C)`` to leaves ``(K, ...)``.
+
+    Raises:
+        ValueError: as :func:`second_moments`.
+    """
+    if not isinstance(series, Series):
+        second_moments(lift, series)
     return jax.lax.map(lambda one: second_moments(lift, one), series)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from fedgeo.data.streams import listed
 from fedgeo.deploy.runtime import MISSING, SEPARATORS, TIME_NAMES
 
 _MISSING = sorted({case(text) for text in MISSING for case in (str, str.upper, str.title)} | {"NaN"})
@@ -29,7 +30,8 @@ def read_csv(
         columns: read these alone of the columns that the file names, if it names them all.
 
     Returns:
-        ``(T, C)`` float64, NaN where a value is missing. The stamps as the file has them are in ``attrs["stamps"]``.
+        ``(T, C)`` float64, NaN where a value is missing. ``attrs`` holds the stamps as the file has them
+        (``"stamps"``) and the names of columns that were not read (``"ignored"``).
 
     Raises:
         FileNotFoundError: no such file.
@@ -37,10 +39,12 @@ def read_csv(
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")
+        raise FileNotFoundError(
+            f"{path} is a folder; want one CSV file" if path.is_dir() else f"no file {path}"
+        )
     names, lines, headed = _layout(path)
     if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{path}: several columns are called {', '.join(doubled)}; want one name a column")
+        raise ValueError(f"{path}: several columns are called {listed(doubled, 5)}; want one name a column")
     found = _time_column(path, names, time)
     kept = [name for name in names if name != found]
     if columns is not None and set(columns) <= set(kept):
@@ -52,10 +56,12 @@ def read_csv(
     )  # fmt: skip
     values = {name: _numbers(path, name, frame[name], lines) for name in kept}
     if found is None:
-        return pd.DataFrame(values)
-    stamps = frame[found].fillna("")
-    table = pd.DataFrame(values, index=_times(path, stamps, lines))
-    table.attrs["stamps"] = stamps.tolist()
+        table = pd.DataFrame(values)
+    else:
+        stamps = frame[found].fillna("")
+        table = pd.DataFrame(values, index=_times(path, stamps, lines))
+        table.attrs["stamps"] = stamps.tolist()
+    table.attrs["ignored"] = [name for name in names if name != found and name not in kept]
     return table
 
 
@@ -101,7 +107,7 @@ def _is_number(text: str) -> bool:
 
 def _time_column(path: Path, names: list[str], time: str | None) -> str | None:
     if time is not None and time not in names:
-        raise ValueError(f"{path} has no column {time!r} for the times; it has {', '.join(names)}")
+        raise ValueError(f"{path} has no column {time!r} for the times; it has {listed(names, 5)}")
     return time or next((name for name in names if name.lower() in TIME_NAMES), None)
 
 

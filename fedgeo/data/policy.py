@@ -93,14 +93,19 @@ def read(
     if np.isinf(x).any():
         row, column = np.argwhere(np.isinf(x))[0]
         raise ValueError(
-            f"{where}: {_place(row, index)}, column {columns[column]} is {x[row, column]} ({np.isinf(x).sum()} "
-            'infinite values in all); replace them, for example by missing values and missing="ffill"'
+            f"{where}: {place(row, index)}, column {columns[column]} is {x[row, column]} ({np.isinf(x).sum()} "
+            'infinite values in all); replace them, for example by missing values and missing="ffill" (--missing ffill)'
         )
     if missing == "error" and np.isnan(x).any():
         row, column = np.argwhere(np.isnan(x))[0]
+        other = (
+            'missing="ffill" or "mask" (fedgeo fit --missing ffill, or mask)'
+            if ordered
+            else 'missing="center"'
+        )
         raise ValueError(
-            f"{where}: {_place(row, index)}, column {columns[column]} is missing ({np.isnan(x).sum()} missing values "
-            'in all); fill them, or fit with another "missing" than "error" (--missing on the command line)'
+            f"{where}: {place(row, index)}, column {columns[column]} is missing ({np.isnan(x).sum()} missing values "
+            f"in all); fill them, or fit again with {other}"
         )
     return Reading(x, index)
 
@@ -117,13 +122,13 @@ def check_time(index: pd.Index, where: str) -> None:
         row = int(np.flatnonzero(steps < 0)[0]) + 1
         raise ValueError(
             f"{where}: time stamps are out of order, row {row} ({index[row]}) is earlier than row {row - 1} "
-            f"({index[row - 1]}); sort them with frame.sort_index()"
+            f"({index[row - 1]}); sort the rows by time (in Python: frame.sort_index())"
         )
     if (steps == 0).any():
         row = int(np.flatnonzero(steps == 0)[0]) + 1
         raise ValueError(
-            f"{where}: rows {row - 1} and {row} have the same time stamp {index[row]}; drop one, for example with "
-            "frame[~frame.index.duplicated()], and keep the streams of several machines apart"
+            f"{where}: rows {row - 1} and {row} have the same time stamp {index[row]}; drop one (in Python: "
+            "frame[~frame.index.duplicated()]), and keep the streams of several machines apart"
         )
 
 
@@ -156,6 +161,11 @@ def fill_forward(x: np.ndarray, before: float = 0.0) -> np.ndarray:
     return np.where(last >= 0, filled, before)
 
 
+def place(row: int, index: pd.Index | None) -> str:
+    """What to call a row: its number, and its time stamp if it has one."""
+    return f"row {row}" + (f" ({index[row]})" if isinstance(index, _TIMES) else "")
+
+
 def _shape(value: Any, where: str, columns: Sequence[str] | None) -> tuple[int, ...]:
     wanted = "(T, C)" if columns is None else f"(T, {len(columns)}), columns {listed(columns)}"
     try:
@@ -185,9 +195,10 @@ def _of_frame(frame: pd.DataFrame, columns: Sequence[str], where: str) -> np.nda
     lacking = [c for c in columns if c not in names]
     unexpected = [c for c in names if c not in columns]
     if lacking or unexpected:
+        remedy = _one_is_unnamed(columns, names) or "Rename or drop them, in the file or the frame"
         raise ValueError(
-            f"{where}: columns missing: {listed(lacking) or 'none'}; unexpected: {listed(unexpected) or 'none'}; "
-            f"want {listed(columns)}. Rename or drop them, or pass frame.to_numpy() to go by position"
+            f"{where}: columns missing: {listed(lacking, 5) or 'none'}; unexpected: {listed(unexpected, 5) or 'none'}; "
+            f"want {listed(columns, 5)}. {remedy}"
         )
     place = {name: k for k, name in enumerate(names)}
     frame = frame.iloc[:, [place[c] for c in columns]]
@@ -198,6 +209,22 @@ def _of_frame(frame: pd.DataFrame, columns: Sequence[str], where: str) -> np.nda
             "index if it holds time stamps"
         )
     return _numbers(frame.to_numpy(dtype=np.float64, na_value=np.nan), where)
+
+
+def _one_is_unnamed(columns: Sequence[str], names: Sequence[str]) -> str:
+    """What to do where rows with names meet columns without, or the reverse; empty for neither."""
+    plain, numbered = ([*map(str, range(len(n)))] for n in (columns, names))
+    if list(columns) == plain:
+        return (
+            "It seems that the columns have names here and had none in the fit: leave the first line of the file out, "
+            "or fit again with names; an array goes by position"
+        )
+    if list(names) == numbered:
+        return (
+            "It seems that the columns have no names here: give the file a first line of names; an array goes by "
+            "position"
+        )
+    return ""
 
 
 def _numbers(x: np.ndarray, where: str) -> np.ndarray:
@@ -212,7 +239,3 @@ def _seconds(index: pd.Index) -> np.ndarray:
     """``(T - 1,)`` seconds from each row to the next."""
     stamps = index.to_timestamp() if isinstance(index, pd.PeriodIndex) else index
     return np.diff(stamps.to_numpy(dtype=f"{stamps.dtype.kind}8[ns]")).astype(np.int64) / 1e9
-
-
-def _place(row: int, index: pd.Index | None) -> str:
-    return f"row {row}" + (f" ({index[row]})" if isinstance(index, _TIMES) else "")

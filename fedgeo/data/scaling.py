@@ -112,6 +112,44 @@ def fit_scaler(x: np.ndarray, *, clip: float = math.inf) -> Scaler:
     return standard(moments(x), clip=clip)
 
 
+def outliers(x: np.ndarray, *, times: float = 10.0) -> dict[int, np.ndarray]:
+    """Rows that set a column's scale alone, such as a -9999 that stands for a missing value.
+
+    They are at most three values, repeated in at most a twentieth of the rows, without which the standard deviation is
+    ``times`` smaller. Each lies ``times`` as far from the median as any row that stays: spikes of a counter
+    that is mostly idle have others of their kind, a sentinel or a glitch has none.
+
+    Args:
+        x: rows ``(N, C)``; NaN is a missing value.
+        times: how much smaller.
+
+    Returns:
+        Numbers of the rows, ascending, by column; columns without such rows are left out.
+    """
+    found: dict[int, np.ndarray] = {}
+    most = len(x) // 20
+    if not most:
+        return found
+    scale, places = standard(moments(x)).scale, np.arange(x.shape[1])
+    known = ~np.isnan(x)
+    median = np.nanmedian(np.where(known.any(axis=0), x, 0.0), axis=0)
+    far = np.where(known, np.abs(x - median), -1.0)
+    rest = x.copy()
+    for _ in range(3):
+        farthest = x[far.argmax(axis=0), places]
+        rest[x == farthest] = np.nan
+        far[x == farthest] = -1.0
+        gone = known & np.isnan(rest)
+        # Where all that stays is one value, its own unit is the measure, as it is for a constant channel.
+        fitted = standard(moments(rest))
+        unit = np.maximum(far.max(axis=0), np.where(np.isin(places, fitted.constant), 1.0, 0.0))
+        nearest = np.where(gone, np.abs(x - median), np.inf).min(axis=0)
+        few = (gone.sum(axis=0) <= most) & (far.max(axis=0) >= 0)
+        for c in np.flatnonzero(few & (scale >= times * fitted.scale) & (nearest >= times * unit)):
+            found.setdefault(int(c), np.flatnonzero(gone[:, c]))
+    return found
+
+
 def federated_scaler(clients: Iterable[np.ndarray], *, clip: float = math.inf) -> Scaler:
     """The standard scaler of all clients' rows, equal to the one of the pooled rows, from K moments alone."""
     return standard(merge(moments(x) for x in clients), clip=clip)

@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -55,11 +56,11 @@ def to_runtime(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> 
     for source in (Path(runtime.__file__), path):
         if source.resolve() != (folder / source.name).resolve():
             shutil.copyfile(source, folder / source.name)
-    client = f" --client {json.dumps(detector.clients[0])}" if len(detector.clients) > 1 else ""
+    client = f" --client {shlex.quote(detector.clients[0])}" if len(detector.clients) > 1 else ""
     (folder / "README.txt").write_text(
         "Needs Python 3.11 and NumPy. Scores rows of CSV as they come, a line each:\n"
-        f"    python runtime.py {path.name}{client} < rows.csv\n"
-        f'In Python: import runtime; scores = runtime.load("{path.name}").score(rows, client)\n'
+        f"    python runtime.py {shlex.quote(path.name)}{client} < rows.csv\n"
+        f"In Python: import runtime; scores = runtime.load({json.dumps(path.name)}).score(rows, client)\n"
     )
     return folder
 

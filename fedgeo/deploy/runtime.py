@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +87,8 @@ def read(path: str | os.PathLike[str], *, form: str = FORMAT) -> tuple[dict[str,
     """
     path = Path(path)
     if not path.is_file():
-        raise FileNotFoundError(f"no detector at {path}")
+        folder = ": it is a folder, want the file that fit or save wrote" if path.is_dir() else ""
+        raise FileNotFoundError(f"no detector at {path}{folder}")
     try:
         with zipfile.ZipFile(path) as archive:
             members = {name: archive.read(name) for name in archive.namelist()}
@@ -412,8 +413,8 @@ class StreamDetector:
         row, column = np.argwhere(missing)[0]
         where = "" if first is None else f"row {first + row}, "
         raise ValueError(
-            f"{where}column {self.columns[column]!r}: a value is missing (NaN); fill it, "
-            'or make the detector with missing="ffill" or "mask"'
+            f"{where}column {self.columns[column]!r}: a value is missing (NaN); fill it, or fit again with "
+            'missing="ffill" or "mask" (fedgeo fit --missing ffill, or mask)'
         )
 
     def _runs(self, times: Any, steps: int) -> list[int]:
@@ -482,7 +483,13 @@ class Stream:
 
     def _begin(self) -> None:
         self._seen = self._at = self._slot = 0
+        self._whole = math.inf  # rows since the last one that was filled in
         self._states[:], self._open[:], self._recent[:] = 0, 0, np.nan
+
+    @property
+    def filled(self) -> bool:
+        """Whether the last row's score rests on a value that was filled in, for one missing or a row lost."""
+        return self._whole < self._detector.warm_up + self._detector._width
 
     def update(self, row: Any, time: Any = None) -> tuple[float, bool]:
         """Take in one row.
@@ -508,6 +515,7 @@ class Stream:
         if some:
             detector._refuse_missing(missing[None], None)
         self._advance(time)
+        self._whole = 0 if some else self._whole + 1
         if some:
             np.copyto(scaled, self._last, where=missing)
         return self._push(scaled, ~missing if some and detector._missing == "mask" else None)
@@ -522,6 +530,7 @@ class Stream:
         if self._seen and self._lost >= self._detector.window:
             self._begin()
         if self._seen:
+            self._whole = 0
             self._push(self._last, np.zeros(len(self._last), bool))
         return math.nan, False
 
@@ -661,7 +670,10 @@ class RowDetector:
         missing = np.isnan(values)
         if self._missing == "error" and missing.any():
             row, column = np.argwhere(missing)[0]
-            raise ValueError(f"row {row}, column {self.columns[column]!r}: a value is missing (NaN); fill it")
+            raise ValueError(
+                f"row {row}, column {self.columns[column]!r}: a value is missing (NaN); "
+                'fill it, or fit again with missing="center"'
+            )
         scores = np.zeros(len(values))
         for first in range(0, len(values), BLOCK):
             block = values[first : first + BLOCK]
@@ -704,7 +716,7 @@ class RowDetector:
 class RowStream:
     """Rows of a table as they come, in the form of :class:`Stream`; rows depend on nothing before them."""
 
-    restarted = False
+    restarted = filled = False
 
     def __init__(self, detector: RowDetector, client: str | None):
         self._detector, self._threshold = detector, detector.threshold(client)
@@ -732,6 +744,7 @@ def watch(
     time: str | None = None,
     style: str = "csv",
     tally: dict[str, int] | None = None,
+    on_note: Callable[[str], object] | None = None,
 ) -> Iterator[str]:
     """Scores of rows as they come, as lines of text: one out for every line in, and none lost.
 
@@ -740,11 +753,12 @@ def watch(
     "ts", or is the first one where there is one more than the detector's. An empty field, "nan", "na", "null" or "none"
     is a missing value. Empty lines and names that come again are passed over.
 
-    A line that cannot be read, or with a missing value where that is an error, is reported in the column ``note`` and
-    stands for a row that was lost: the window goes on from the last values, so that later rows keep their place and one
-    bad line does not blind the detector for a window's length; its own score is empty and it never is an alarm. As many
-    in a row as the window is long start the window anew. A line whose time is not after the last one's is reported and
-    stands for nothing: it is one too many.
+    A row that is not sent is a gap, which times tell: the window starts anew, without a score until it is full. A line
+    that cannot be read, or with a missing value where that is an error, is reported in the column ``note`` and counts
+    as a lost row: the last values stand in for it, so that later rows keep their place and one bad line does not blind
+    the detector for a window's length; its own score is empty and it never is an alarm, the next line has a score. As
+    many in a row as the window is long start the window anew. A line whose time is not after the last one's is reported
+    and stands for nothing: it is one too many.
 
     Args:
         lines: CSV; an open file, or anything else that gives lines.
@@ -752,7 +766,9 @@ def watch(
         client: whose rows they are.
         time: the name of the column of times, if it is another.
         style: of what comes out, ``"csv"`` or ``"json"`` (one object a line, null for no score).
-        tally: counts ``rows``, those ``scored``, ``alarms`` and lines ``unread``, as they come.
+        tally: counts ``rows``, those ``scored``, ``alarms``, lines ``unread`` and scores that rest on
+            values ``filled`` in.
+        on_note: called with what concerns all lines, such as columns that are ignored.
 
     Yields:
         Lines without their end: the header of the CSV, then ``row`` (from 0), ``time`` as it was given, ``score``,
@@ -769,7 +785,7 @@ def watch(
     layout: _Layout | None = None
     row = 0
     counts = tally if tally is not None else {}
-    counts.update(dict.fromkeys(("rows", "scored", "alarms", "unread"), 0))
+    counts.update(dict.fromkeys(("rows", "scored", "alarms", "unread", "filled"), 0))
     for number, text in enumerate(lines, 1):
         if not (text := text.strip("\ufeff\r\n \t")):
             continue
@@ -777,13 +793,16 @@ def watch(
         try:
             fields = [field.strip() for field in next(csv.reader([text], strict=True))]
             if layout is None or fields == layout.names:
+                first = layout is None
                 layout = _find_layout(fields, detector.columns, time)
                 if layout.names:
+                    if first and on_note and (ignored := layout.ignored()):
+                        on_note(f"ignored columns: {_listed(ignored)}")
                     continue
             values, when = layout.read(fields)
             out = out._replace(time=when)
             score, alarm = stream.update(values, when or None)
-            note = "a gap in time: the window starts anew" if stream.restarted else ""
+            note = RESTARTED if stream.restarted else ""
             channels = causes(stream.contributions(), detector.columns) if alarm else ()
             out = out._replace(score=score, alarm=int(alarm), channels=channels, note=note)
         except _HeaderError as error:
@@ -794,12 +813,32 @@ def watch(
         except (ValueError, csv.Error) as error:
             counts["unread"] += 1
             stream.skip()
-            out = out._replace(note=f"line {number} counts as a lost row: {error}")
+            instead = "; the last values stand in for it" if stream.filled else ""
+            out = out._replace(note=f"line {number} counts as a lost row: {error}{instead}")
         row += 1
         counts["rows"] = row
-        counts["scored"] += not math.isnan(out.score)
+        counts["scored"] += (scored := not math.isnan(out.score))
+        counts["filled"] += scored and stream.filled
         counts["alarms"] += out.alarm
         yield out.json() if style == "json" else out.csv()
+
+
+RESTARTED = "a gap in time: the window starts anew"
+
+MANY_ALARMS, TIMES_AIMED = 0.05, 10
+"""A share of alarms is worth a note above MANY_ALARMS, if it is TIMES_AIMED what calibration gave."""
+
+
+def doubt(detector: StreamDetector | RowDetector, client: str | None, scored: int, alarms: int) -> str:
+    """What the reader of so many alarms should doubt; empty for a usual number."""
+    name = client or (detector.clients[0] if len(detector.clients) == 1 else None)
+    aimed = {c["client"]: c["alarm_rate"] for c in detector.about.get("calibration", ())}.get(name)
+    if aimed is None or alarms <= max(MANY_ALARMS, TIMES_AIMED * aimed) * scored:
+        return ""
+    return (
+        f"on its calibration rows {aimed:.2%} were alarms, of these {alarms / scored:.2%}; if these rows are normal, "
+        "the machine has changed: recalibrate the detector on some of them"
+    )
 
 
 CAUSES = 5
@@ -860,6 +899,10 @@ class _Layout(NamedTuple):
     time: int | None
     width: int
 
+    def ignored(self) -> list[str]:
+        """Names of columns that are neither the detector's nor the time."""
+        return [name for k, name in enumerate(self.names) if k not in self.places and k != self.time]
+
     def read(self, fields: Sequence[str]) -> tuple[list[float], str]:
         """Values and time; ValueError for what is neither."""
         if len(fields) != self.width:
@@ -890,9 +933,15 @@ def _find_layout(fields: Sequence[str], columns: Sequence[str], time: str | None
         offset = len(fields) - width
         return _Layout([], list(range(offset, offset + width)), 0 if offset else None, len(fields))
     if absent:
+        plain = list(columns) == [str(k) for k in range(width)]
+        hint = (
+            "; it was fitted on files without names: leave this line out, or fit again with names"
+            if plain
+            else ""
+        )
         raise _HeaderError(
             f"the columns {_listed(absent)} are missing; the detector wants {_listed(columns)}, "
-            f"this line has {_listed(fields)}"
+            f"this line has {_listed(fields)}{hint}"
         )
     double = [name for name in columns if fields.count(name) > 1]
     if double:
@@ -1021,14 +1070,27 @@ def _check_shapes(arrays: Mapping[str, np.ndarray], wanted: Mapping[str, tuple[i
             raise ValueError(f"array {name} holds {arrays[name].dtype}, want floating-point numbers")
 
 
-def _listed(names: Sequence[str], limit: int = 8) -> str:
+def _listed(names: Sequence[str], limit: int = 5) -> str:
     shown = ", ".join(map(repr, names[:limit]))
     return shown if len(names) <= limit else f"{shown} and {len(names) - limit} more"
 
 
+def explained(error: Exception) -> str:
+    """An error's message; the system's own with the path first, and without its number."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return (
+            f"{error.filename}: {error.strerror}; check the path, and whether it is a file that you may use"
+        )
+    return str(error)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """``python runtime.py DETECTOR [--client NAME] < rows.csv``; the exit code, 2 for what cannot be done."""
-    parser = argparse.ArgumentParser(description="Score rows of CSV from standard input as they come.")
+    parser = argparse.ArgumentParser(
+        description="Score rows of CSV from standard input as they come. A row that is not sent is a gap, which "
+        "times tell: the window starts anew. A line that cannot be read counts as a lost row: the last values stand in "
+        "for it."
+    )
     parser.add_argument("detector", help="the detector's file")
     parser.add_argument("--client", help="whose rows they are; may be left out where there is only one")
     parser.add_argument("--time", help="name of the column of times, if it is not a usual one")
@@ -1037,24 +1099,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A byte that is no UTF-8 spoils its line, not the run.
     lines = io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8", errors="replace")
     style, tally = "json" if given.json else "csv", dict[str, int]()
+
+    def say(text: str) -> None:
+        sys.stderr.write(text + "\n")
+
     try:
         detector = load(given.detector)
-        for line in watch(lines, detector, given.client, time=given.time, style=style, tally=tally):
+    except (OSError, ValueError) as error:
+        say(f"error: {explained(error)}")
+        return 2
+    try:
+        for line in watch(
+            lines, detector, given.client, time=given.time, style=style, tally=tally,
+            on_note=lambda text: say(f"note: {text}"),
+        ):  # fmt: skip
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
-    except (FileNotFoundError, ValueError) as error:
-        sys.stderr.write(f"{error}\n")
+    except ValueError as error:
+        say(f"error: {error}")
         return 2
     except BrokenPipeError:  # who read the alarms has left
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        say(f"error: {error.strerror} at reading rows or writing scores; want lines of CSV on standard input")
+        return 2
     except KeyboardInterrupt:
         pass
-    sys.stderr.write(", ".join(f"{count} {name}" for name, count in tally.items()) + "\n")
-    if tally["unread"] and tally["unread"] == tally["rows"]:
-        sys.stderr.write(
-            f"no line could be read; want {len(detector.columns)} numbers, separated by commas\n"
+    filled = tally.pop("filled")
+    say(", ".join(f"{count} {name}" for name, count in tally.items()))
+    if filled:
+        say(
+            f"note: {filled} of the scores rest on values that were filled in, for lost rows or missing values"
         )
+    if text := doubt(detector, given.client, tally["scored"], tally["alarms"]):
+        say(f"note: {text}")
+    if tally["unread"] and tally["unread"] == tally["rows"]:
+        say(f"error: no line could be read; want {len(detector.columns)} numbers, separated by commas")
         return 1
     return 0
 

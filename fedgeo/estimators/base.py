@@ -20,6 +20,7 @@ from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
 
 from fedgeo import data, evaluation
+from fedgeo.data import policy
 from fedgeo.data.streams import listed, named
 from fedgeo.deploy import runtime
 from fedgeo.evaluation.calibration import Kind
@@ -176,6 +177,7 @@ class Estimator(BaseEstimator):
     # What follows is for this package.
 
     _arrays: dict[str, np.ndarray]
+    _MASKING: str
 
     def _shapes(self) -> dict[str, tuple[int, ...]]:
         """What the arrays of a saved detector must be like."""
@@ -221,7 +223,7 @@ class Estimator(BaseEstimator):
             if not found.rows:
                 self._tell(
                     f"client {name} has no threshold, for want of calibration rows with a score, and raises no alarm; "
-                    "call recalibrate with more of its normal data",
+                    "recalibrate it with more of its normal rows",
                     warn=True,
                 )
         ordered = {name: rows[name] for name in self.clients_ if name in rows}
@@ -234,6 +236,26 @@ class Estimator(BaseEstimator):
         self.notes_.append(text)
         if warn:
             warn_user(text)
+
+    def _tell_outliers(
+        self, name: str, rows: np.ndarray, found: Mapping[int, np.ndarray], index: pd.Index | None
+    ) -> None:
+        """Warn of rows ``(N, C)`` that alone set the scale of columns, see :func:`fedgeo.data.scaling.outliers`."""
+        if not found:
+            return
+        places = []
+        for column, at in found.items():
+            first = at[np.argmax(np.abs(rows[at, column]))]
+            more = f" and {len(at) - 1} more rows" if len(at) > 1 else ""
+            places.append(
+                f"{self.columns_[column]} ({rows[first, column]:.6g} in {policy.place(int(first), index)}{more})"
+            )
+        self._tell(
+            f"client {name}: a few rows alone set the scale of {listed(places, 5)}, so that changes which are small "
+            "beside them raise no alarm; if they are no measurements, remove them or mark them as missing (an empty "
+            f"field, NaN) and fit again with {self._MASKING}",
+            warn=True,
+        )
 
     def _begin_anew(self, columns: Sequence[str], clients: Iterable[str]) -> None:
         """Forget an earlier fit, so that one that fails leaves no mixture of two behind."""
@@ -249,8 +271,8 @@ class Estimator(BaseEstimator):
             )
         if client not in self.clients_:
             raise ValueError(
-                f"no client {client} in this detector; it has {listed(self.clients_)}. A new one joins with "
-                "join(name, normal_data)"
+                f"no client {client} in this detector; it has {listed(self.clients_, 5)}. A new one joins with "
+                "its normal rows, by fedgeo join or model.join"
             )
         return self.clients_.index(client)
 

@@ -14,7 +14,7 @@ import pandas as pd
 from fedgeo import data, evaluation, federation, trees
 from fedgeo.algorithms import koopman, moments
 from fedgeo.algorithms.fedkad import Start, fedkad
-from fedgeo.data import policy
+from fedgeo.data import policy, scaling
 from fedgeo.data.streams import listed, named
 from fedgeo.estimators.base import CHUNK, LARGEST, Estimator, check_seed, clients_of, like, padded, warn_user
 from fedgeo.evaluation.calibration import Kind
@@ -188,7 +188,7 @@ class FedKAD(Estimator):
         parts = {name: self._stream(reading).cut(self.validation) for name, reading in readings.items()}
         train, validation = ({name: part[k] for name, part in parts.items()} for k in (0, 1))
         self._leave_out_short(train)
-        scalers = {name: self._scaler(name, train[name]) for name in self.clients_}
+        scalers = {name: self._scaler(name, train[name], readings[name].index) for name in self.clients_}
 
         key = jax.random.key(self.seed)
         lift = koopman.random_lift(
@@ -241,7 +241,7 @@ class FedKAD(Estimator):
         if reason := self._too_short(train):
             raise ValueError(f"client {name} cannot join: {reason}")
         before, self.notes_ = self.notes_, []
-        scaler = self._scaler(name, train)
+        scaler = self._scaler(name, train, reading.index)
         lift = koopman.Lift(jnp.asarray(self._arrays["lift_weight"]), jnp.asarray(self._arrays["lift_bias"]))
         alg = self._algorithm()
         sums = moments.prepare(lift, _stack([_training_series(train, scaler, missing)]))
@@ -298,6 +298,8 @@ class FedKAD(Estimator):
         return self._each(x, client, self._contributions_like)
 
     # What follows is for this module.
+
+    _MASKING = 'missing="mask" (fedgeo fit --missing mask)'
 
     def _check(self) -> evaluation.Rule:
         rule = self._rule()
@@ -385,7 +387,7 @@ class FedKAD(Estimator):
             if part in self._arrays:
                 self._arrays[part] = self._arrays[part][sound]
 
-    def _scaler(self, name: str, train: _Stream) -> data.Scaler:
+    def _scaler(self, name: str, train: _Stream, index: pd.Index | None) -> data.Scaler:
         scaler = data.fit_scaler(train.values, clip=self.settings_["clip"])
         unseen = np.isnan(train.values).all(axis=0)
         still = [self.columns_[c] for c in scaler.constant]
@@ -397,7 +399,11 @@ class FedKAD(Estimator):
                 warn=True,
             )
         elif still:
-            self._tell(f"client {name}: constant in training, and left unscaled: {listed(still)}")
+            self._tell(
+                f"client {name}: constant in training: {listed(still)}; a change there is measured in the channel's "
+                f"own unit, and below {TOLERANCE:g} never is an alarm"
+            )
+        self._tell_outliers(name, train.values, scaling.outliers(train.values), index)
         return scaler
 
     def _look_at_calibration(self, name: str, validation: _Stream, scaler: data.Scaler) -> None:
@@ -517,9 +523,7 @@ class FedKAD(Estimator):
         score = self._score_like(name, x)
         threshold = self.threshold_.get(name, math.nan)
         if np.isnan(threshold):
-            warn_user(
-                f"client {name} has no threshold and so no alarm; call recalibrate with its normal data"
-            )
+            warn_user(f"client {name} has no threshold and so no alarm; recalibrate it with its normal rows")
         alarms = evaluation.alarms(np.asarray(score), threshold).astype(np.int64)
         return like(alarms, score.index if isinstance(score, pd.Series) else None, "alarm")
 

@@ -15,7 +15,7 @@ import pandas as pd
 from fedgeo import data, evaluation, federation, trees
 from fedgeo.algorithms.fedavg import FedAvgServer, fedavg
 from fedgeo.algorithms.one_shot import OneShotServer, one_shot
-from fedgeo.data import policy
+from fedgeo.data import policy, scaling
 from fedgeo.data.streams import listed, named
 from fedgeo.estimators.base import CHUNK, LARGEST, Estimator, check_seed, clients_of, like, padded, warn_user
 from fedgeo.evaluation.calibration import Kind
@@ -142,7 +142,8 @@ class GeodesicSVDD(Estimator):
         columns = policy.columns_of(clients := clients_of(tables))
         self._begin_anew(columns, clients)
         self.settings_["encoder"] = "spherical"  # for whoever reads the file
-        rows = {name: self._read(x, f"client {name}")[0] for name, x in clients.items()}
+        readings = {name: self._read(x, f"client {name}") for name, x in clients.items()}
+        rows = {name: x for name, (x, _) in readings.items()}
         for name, x in rows.items():
             if not len(x):
                 self.left_out_[name] = "it has no rows"
@@ -151,6 +152,7 @@ class GeodesicSVDD(Estimator):
             raise ValueError(f"no client has a row: {listed(list(rows))}")
         parts = {name: self._cut(name, x) for name, x in rows.items()}
         self._fit_scaler([train for train, _ in parts.values()])
+        self._look_for_outliers(readings)
 
         scaled = [self._scaled(train) for train, _ in parts.values()]
         stacked = Rows(*map(jnp.asarray, data.stack_rows(scaled, length=padded(max(map(len, scaled))))))
@@ -254,6 +256,8 @@ class GeodesicSVDD(Estimator):
 
     # What follows is for this module.
 
+    _MASKING = 'missing="center"'
+
     def _check(self) -> evaluation.Rule:
         rule = self._rule()
         for name, value, wanted in (
@@ -294,12 +298,30 @@ class GeodesicSVDD(Estimator):
         fit = data.federated_robust_scaler if self.scaling == "robust" else data.federated_scaler
         scaler = fit(tables, clip=self.clip)
         if constant := [self.columns_[c] for c in scaler.constant]:
-            self._tell(f"constant in training, and left unscaled: {listed(constant)}")
+            self._tell(
+                f"constant in training: {listed(constant)}; a change there is measured in the feature's own unit"
+            )
         if len(constant) == len(self.columns_):
             self._tell(
                 f"all {len(constant)} features are constant in training: there is nothing to learn", warn=True
             )
         self._arrays = {"center": scaler.center, "scale": scaler.scale}
+
+    def _look_for_outliers(self, readings: Mapping[str, tuple[np.ndarray, pd.Index | None]]) -> None:
+        """Warn of rows that set the federation's scale alone; quartiles do not mind them."""
+        if self.scaling == "robust":
+            return
+        found = {name: scaling.outliers(x) for name, (x, _) in readings.items()}
+        parts = []
+        for name, (x, _) in readings.items():
+            rest = x.copy()
+            for column, at in found[name].items():
+                rest[at, column] = np.nan
+            parts.append(data.moments(rest))
+        # A client's own scale is not that of the federation, to which other clients' rows add.
+        few = self._arrays["scale"] >= 10 * data.standard(data.merge(parts)).scale
+        for name, (x, index) in readings.items():
+            self._tell_outliers(name, x, {c: at for c, at in found[name].items() if few[c]}, index)
 
     def _keep(self, server: FedAvgServer | OneShotServer) -> None:
         """Take over the encoders that there are, and the centre that their loss drew to."""

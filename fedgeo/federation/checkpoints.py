@@ -4,6 +4,7 @@ Orbax writes each checkpoint beside the others and renames it when it is whole: 
 the last one intact. On top of that a checkpoint states what it is of, and the checksums of what it holds.
 """
 
+import hashlib
 import json
 import signal
 import threading
@@ -21,7 +22,7 @@ import numpy as np
 from fedgeo.federation.history import made_folder
 from fedgeo.protocol import Key, PyTree
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,15 @@ class Checkpoints:
     A folder belongs to one run: the same algorithm, key, data, ``every``, sampler, quorum and start (``init``, or the
     same ``state=``). Calling ``fit`` again with the same arguments goes on from the newest checkpoint, to the same bits
     as a run that was never cut off; anything else is refused as far as ``fit`` can tell: by the shapes of all that a
-    run holds, and by one draw of the sampler. Settings that change no shape, such as a step size, belong in ``about``.
+    run holds, by one draw of the sampler, and, under one version of JAX, by the program of a round, which holds every
+    setting such as a step size.
     On SIGTERM, ``fit`` finishes its block of rounds, saves, and leaves by ``SystemExit(143)``.
 
     Attributes:
         folder: made if it is not there.
         every: rounds from one checkpoint to the next; they run as one program.
         keep: newest checkpoints that are kept.
-        about: what the arrays do not tell and a later call must agree on, such as the algorithm's hyperparameters;
+        about: what neither arrays nor program tell and a later call must agree on, such as where the data are from;
             strings, numbers and lists of them.
     """
 
@@ -73,6 +75,7 @@ class Store:
         first_round: int,
         *,
         facts: Mapping[str, int],
+        program: str,
         draw: PyTree,
         begins: PyTree | None,
     ) -> None:
@@ -84,6 +87,7 @@ class Store:
             data: the run's.
             first_round: the run's.
             facts: numbers that a later call must agree on, by name.
+            program: of a round, as text.
             draw: of the sampler, from the same key in every run.
             begins: the state that the run was given, None if it begins at init.
         """
@@ -105,6 +109,7 @@ class Store:
             "sampler": _digest(draw),
             "about": json.loads(json.dumps(dict(checkpoints.about))),
         }
+        self._program = {"jax": jax.__version__, "digest": hashlib.sha256(program.encode()).hexdigest()}
         options = ocp.CheckpointManagerOptions(
             max_to_keep=checkpoints.keep, enable_async_checkpointing=False, cleanup_tmp_directories=True
         )
@@ -113,7 +118,12 @@ class Store:
     def save(self, done: int, tree: tuple[PyTree, PyTree]) -> None:
         """Write the state and history of a run after ``done`` rounds; returns when they are on disk."""
         leaves = {str(i): np.asarray(leaf) for i, leaf in enumerate(jax.tree.leaves(tree))}
-        about = {"identity": self._identity, "form": _forms(*tree), "checksums": _checksums(tree)}
+        about = {
+            "identity": self._identity,
+            "program": self._program,
+            "form": _forms(*tree),
+            "checksums": _checksums(tree),
+        }
         args = self._ocp.args
         self._manager.save(
             done,
@@ -165,6 +175,12 @@ class Store:
         ]:
             raise CheckpointError(
                 f"{where} holds the state of another algorithm: {'; '.join(differs[:4])}; {remedy}"
+            )
+        program = about["program"]  # of another version of JAX the same one has another text
+        if program["jax"] == self._program["jax"] and program != self._program:
+            raise CheckpointError(
+                f"{where} is of another run: its rounds are another program on the same shapes, for a setting such as "
+                f"a step size or the code differs; {remedy}"
             )
         if _checksums(leaves) != about["checksums"]:
             raise CheckpointError(f"{where} is damaged; remove it to go on from the one before")

@@ -37,6 +37,12 @@ _TAKEN = (
 )  # words of files and tables of a run
 
 
+_TRACED = (
+    "fit runs on the host, and was called where JAX traces; under jit or vmap use fedgeo.federation.init and "
+    "fedgeo.federation.run, the program behind it"
+)
+
+
 def forms(tree: PyTree) -> PyTree:
     """The tree with ``jax.ShapeDtypeStruct`` for its leaves, in the dtypes that JAX gives them."""
     return jax.eval_shape(lambda same: same, tree)
@@ -45,14 +51,6 @@ def forms(tree: PyTree) -> PyTree:
 def described(tree: PyTree) -> Any:
     """The tree with words such as ``float32[4, 2]`` for its leaves."""
     return jax.tree.map(lambda leaf: f"{leaf.dtype}{list(leaf.shape)}", forms(tree))
-
-
-def counts(**of: tuple[Any, int]) -> None:
-    """Raise ValueError unless each ``name=(value, least)`` is a whole number of at least that, or None."""
-    for name, (value, least) in of.items():
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if value is not None and (not whole or not least <= value < 2**31):
-            raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}")
 
 
 def instances(**of: tuple[Any, type, str]) -> None:
@@ -64,6 +62,8 @@ def instances(**of: tuple[Any, type, str]) -> None:
 
 def single_key(key: Any) -> None:
     """Raise ValueError unless this is one typed key."""
+    if isinstance(key, jax.core.Tracer):
+        raise ValueError(_TRACED)
     typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not typed or key.shape:
         raise ValueError(f"key must be one typed key such as jax.random.key(0), got {_short(key)}")
@@ -80,7 +80,10 @@ def leading_axis(name: str, tree: PyTree) -> int:
             "fedgeo.data.stack_rows or stack_series, or give the one a client axis: jax.tree.map(lambda leaf: "
             "leaf[None], data)"
         )
-    return next(iter(sizes.values()))[0]
+    number = next(iter(sizes.values()))[0]
+    if not number:
+        raise ValueError(f"{name} has no clients: every leaf is (0, ...); stack at least one")
+    return number
 
 
 def same_clients(**of: PyTree) -> None:
@@ -106,10 +109,7 @@ def cohort_size(sampler: Sampler, key: Key, num_clients: int, number: int) -> in
     if not isinstance(cohort, Cohort):
         raise ValueError(f"{wanted}; got {_short(cohort)}")
     if any(isinstance(leaf, jax.core.Tracer) for leaf in cohort):
-        raise ValueError(
-            "fit runs on the host, and was called where JAX traces; under jit or vmap use fedgeo.federation.init "
-            "and fedgeo.federation.run, the program behind it"
-        )
+        raise ValueError(_TRACED)
     index, active = np.asarray(cohort.index), np.asarray(cohort.active)
     reached = active if cohort.reached is None else np.asarray(cohort.reached)
     fits = index.ndim == 1 and index.shape == active.shape == reached.shape

@@ -17,11 +17,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from fedgeo import trees
+from fedgeo.arguments import whole
 from fedgeo.federation import checks, sharding
 from fedgeo.federation.checkpoints import Checkpoints, Store, deferred_sigterm
 from fedgeo.federation.history import Records, RoundInfo
 from fedgeo.federation.participation import Sampler, everyone, without_strays
-from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key, PyTree
+from fedgeo.protocol import Cohort, FedAlgorithm, FedState, Key, PyTree, Rows, Series
 
 
 def _over_clients(work: Callable[..., Any], arguments: PyTree, block_size: int | None) -> Any:
@@ -319,9 +320,9 @@ def fit(
         CheckpointError: a checkpoint that is damaged or of another run.
     """
     checks.algorithm(alg)
-    checks.counts(
-        rounds=(rounds, 0), first_round=(first_round, 0), block_size=(block_size, 1), quorum=(quorum, 1)
-    )
+    rounds, first_round = whole("rounds", rounds, 0), whole("first_round", first_round, 0)
+    block_size = None if block_size is None else whole("block_size", block_size, 1)
+    quorum = whole("quorum", quorum, 1)
     checks.single_key(key)
     if mesh is not None:
         sharding.check_mesh(mesh)
@@ -350,9 +351,11 @@ def fit(
         facts = {"cohort_size": size, "quorum": quorum}
         begins = None if begins_at_init else state
         draw = sampler(jax.random.key(0), num_clients, jnp.asarray(first_round))
-        store = Store(checkpoints, key, data, first_round, facts=facts, draw=draw, begins=begins)
-        program = partial(run, alg, sampler=sampler, rounds=1)
-        _, like = jax.eval_shape(program, key, state, data, jnp.asarray(0))
+        one_round = run.lower(alg, key, state, data, jnp.asarray(0), sampler=sampler, rounds=1)
+        store = Store(
+            checkpoints, key, data, first_round, facts=facts, program=one_round.as_text(), draw=draw, begins=begins
+        )  # fmt: skip
+        _, like = one_round.out_info
         if found := store.restore((state, like)):
             done, (state, before) = found
             history.append(before)
@@ -428,6 +431,8 @@ def score(alg: FedAlgorithm, detectors: PyTree, x: PyTree, *, block_size: int | 
     Raises:
         ValueError: detectors and data of different numbers of clients.
     """
+    if isinstance(x, Rows | Series):
+        raise ValueError(f"score takes the rows alone, got {type(x).__name__}; pass its x")
     checks.same_clients(detectors=detectors, x=x)
     return _over_clients(alg.score, (detectors, x), block_size)
 

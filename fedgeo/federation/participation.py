@@ -40,7 +40,7 @@ def without_strays(cohort: Cohort, num_clients: int) -> Cohort:
 
     Ids stay distinct, as a scatter wants them, and what is scattered to those is dropped.
     """
-    index = cohort.index
+    index = jnp.asarray(cohort.index)
     order = jnp.argsort(index)
     ordered = index[order]
     again = jnp.concatenate([jnp.zeros(min(1, len(index)), bool), ordered[1:] == ordered[:-1]])

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from fedgeo.arguments import whole
 from fedgeo.protocol import Key, Model, PyTree
 
 
@@ -45,10 +46,9 @@ def bounded(x: jax.Array, bound: float) -> jax.Array:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raise ValueError for a size below 1."""
+    """Raise ValueError for a size that is no whole number of at least 1."""
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name} must be at least 1, got {size}")
+        whole(name, size, 1)
 
 
 class LSTMAutoencoder(nn.Module):

@@ -34,6 +34,21 @@ def test_windows_are_those_cut_out_by_hand(window, stride):
     assert np.isfinite(examples.take(series, jnp.asarray([len(want), 10**6]))).all()
 
 
+def test_data_that_are_no_streams_are_refused():
+    with pytest.raises(
+        ValueError, match=r"this algorithm trains on Series, got Rows; make them with .*stack_series"
+    ):
+        windows(5).mask(Rows(jnp.ones((9, 2)), jnp.ones(9, bool)))
+
+
+@pytest.mark.parametrize("rows", [3, 9])
+def test_whole_numbers_have_windows_too(rows):
+    x = jnp.arange(2 * rows).reshape(rows, 2)
+    got, want = (score_windows(lambda w: w.sum((1, 2)), data, 5, 4) for data in (x, x.astype(jnp.float32)))
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
 def test_a_stream_shorter_than_the_window_has_no_example_and_no_score():
     series = Series(jnp.ones((3, 2)), jnp.ones(3, bool))
     examples = windows(5)

@@ -132,11 +132,13 @@ def test_local_loss_and_gradient_agree_with_finite_differences(lift, series):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(rank=0), "rank must lie between 1 and"),
+        (dict(rank=0), "rank must be a whole number of at least 1, got 0"),
+        (dict(rank=2.5), "rank must be a whole number of at least 1, got 2.5"),
+        (dict(inner_steps=1.5), "inner_steps must be a whole number"),
         (dict(rank=19), "lifted dimension D = 18, got 19"),
         (dict(rho=0.0), "rho must be positive"),
         (dict(step_size=float("nan")), "step_size must be positive"),
-        (dict(inner_steps=0), "inner_steps must be at least 1"),
+        (dict(inner_steps=0), "inner_steps must be a whole number of at least 1"),
         (dict(projection="orthogonal"), "projection must be"),
         (dict(start="same"), "start must be"),
     ],
@@ -144,6 +146,36 @@ def test_local_loss_and_gradient_agree_with_finite_differences(lift, series):
 def test_bad_arguments_are_named(lift, arguments, message):
     with pytest.raises(ValueError, match=message):
         fedkad(lift, **{"rank": RANK} | arguments)
+    with pytest.raises(ValueError, match=r"lift must be a Lift, such as fedgeo.random_lift makes, got None"):
+        fedkad(None)
+
+
+def test_data_of_another_kind_are_named(lift, series):
+    alg, key = fedkad(lift, rank=RANK), jax.random.key(0)
+    with pytest.raises(ValueError, match=r"got Series; pass fedgeo.prepare\(lift, series\)"):
+        federation.fit(alg, key, series, rounds=1)
+    other = koopman.random_lift(key, series.x.shape[-1], window=2, size=3)
+    with pytest.raises(
+        ValueError, match=f"made with one of D = {lift.dimension}; prepare them with the same lift"
+    ):
+        federation.fit(alg, key, moments.prepare(other, series), rounds=1)
+    for wrong in (series.x, {"a": series.x[0]}):
+        with pytest.raises(ValueError, match=r"moments are taken of a Series\(x, mask\), got "):
+            moments.prepare(lift, wrong)
+
+
+def test_streams_of_whole_numbers_are_those_of_floats(lift, series):
+    alg, key = fedkad(lift, rank=RANK, smoothing=3), jax.random.key(0)
+    whole = series._replace(x=jnp.round(10 * series.x).astype(jnp.int32))
+    found = []
+    for data in (whole, whole._replace(x=whole.x.astype(jnp.float32))):
+        sums = moments.prepare(lift, data)
+        state, _ = federation.fit(alg, key, sums, rounds=2)
+        found.append((sums, federation.score(alg, federation.deploy(alg, state, sums), data.x)))
+    chex.assert_trees_all_equal_dtypes(*found)
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    assert np.isfinite(np.asarray(found[0][1])[:, -1]).all()
+    assert np.isnan(np.asarray(found[0][1])[:, 0]).all()
 
 
 def test_the_warm_start_spans_the_leading_subspace(lift, series):

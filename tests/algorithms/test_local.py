@@ -50,8 +50,30 @@ def test_a_bounded_client_takes_other_rows_in_every_epoch():
 
 
 def test_a_bound_below_one_is_refused():
-    with pytest.raises(ValueError, match="max_steps must be at least 1"):
+    with pytest.raises(ValueError, match="max_steps must be a whole number of at least 1, got 0"):
         local.trainer(COUNTER, optax.sgd(1.0), epochs=1, batch_size=1, max_steps=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": fedavg}, "model must be a Model, got <function fedavg.*; call the factory"),
+        ({"model": None}, "model must be a Model, got None"),
+        ({"optimizer": "adam"}, "optimizer must be one of optax, such as optax.adam\\(1e-3\\), got 'adam'"),
+        ({"epochs": 1.5}, "epochs must be a whole number of at least 1, got 1.5"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_by_the_factory(change, message):
+    with pytest.raises(ValueError, match=message):
+        fedavg(**{"model": COUNTER} | change)
+
+
+@pytest.mark.parametrize("wrong", [jnp.ones((3, 4, 1)), {"x": jnp.ones((3, 4, 1))}])
+def test_data_that_are_no_rows_are_refused(wrong):
+    with pytest.raises(
+        ValueError, match=r"this algorithm trains on Rows, got .*; make them with .*stack_rows"
+    ):
+        federation.fit(fedavg(COUNTER), jax.random.key(0), wrong, rounds=1)
 
 
 @pytest.mark.parametrize("stateful", [True, False])

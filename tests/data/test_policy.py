@@ -187,8 +187,30 @@ def test_policies_on_a_real_client(data_root):
     np.testing.assert_array_equal(gapped[300:], strict.score_samples(rows[320:]))
 
 
-def test_the_remedy_for_missing_values_names_no_choice_of_another_detector():
-    """Streams take "ffill" and "mask", tables "center": the message is for both."""
-    with pytest.raises(ValueError, match="column b is missing") as error:
-        policy.read(pd.DataFrame({"a": [1.0], "b": [np.nan]}), ["a", "b"], "client x", missing="error")
-    assert not any(choice in str(error.value) for choice in ("ffill", "mask", "center"))
+@pytest.mark.parametrize(
+    ("ordered", "remedy"), [(True, r"fedgeo fit --missing ffill, or mask\)$"), (False, 'missing="center"$')]
+)
+def test_the_remedy_for_missing_values_is_one_that_the_detector_has(ordered, remedy):
+    x = pd.DataFrame({"a": [1.0], "b": [np.nan]})
+    with pytest.raises(ValueError, match="column b is missing.*fit again with.*" + remedy):
+        policy.read(x, ["a", "b"], "client x", missing="error", ordered=ordered)
+
+
+@pytest.mark.parametrize(
+    ("columns", "names", "hint"),
+    [
+        ("012", "abc", "have names here and had none in the fit"),
+        ("abc", "012", "give the file a first line of names"),
+        ("abc", "abd", "Rename or drop them, in the file or the frame$"),
+    ],
+)
+def test_a_file_with_names_for_a_fit_without_them_is_seen_and_the_reverse(columns, names, hint):
+    with pytest.raises(ValueError, match="columns missing.*" + hint):
+        policy.read(pd.DataFrame(np.zeros((4, 3)), columns=list(names)), list(columns), "client x")
+
+
+def test_many_names_are_cut_short():
+    wide = pd.DataFrame(np.zeros((4, 40)), columns=[f"other {k}" for k in range(40)])
+    with pytest.raises(ValueError, match=r"unexpected: other 0, .*other 4, \.\.\. \(40 in all\)") as error:
+        policy.read(wide, [f"sensor {k}" for k in range(40)], "client x")
+    assert len(str(error.value)) < 400

@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.preprocessing import RobustScaler, StandardScaler
 
+import fedgeo.data
 from fedgeo.data import scaling
 from fedgeo.data.streams import from_arrays
 
@@ -176,3 +177,47 @@ def test_quantiles_refuse_what_they_cannot_answer() -> None:
         scaling.federated_quantiles([np.zeros((0, 2))], [0.5])
     with pytest.raises(ValueError, match=r"want values in \(0, 1\]"):
         scaling.federated_quantiles([np.ones((3, 2))], [0.0])
+
+
+@pytest.mark.parametrize("value", [-9999.0, 1e30])
+@pytest.mark.parametrize("rows", [[70], [70, 200], range(300, 320)])
+def test_a_sentinel_and_a_glitch_are_found(value, rows):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((600, 4))
+    x[:, 1] = np.arange(600)  # a drift
+    x[:, 2] = 3.0
+    x[:, 3] = np.where(rng.random(600) < 0.05, rng.exponential(30, 600), 0)  # mostly idle
+    assert scaling.outliers(x) == {}
+    for column in range(4):
+        spoiled = x.copy()
+        spoiled[list(rows), column] = value
+        spoiled[5] = np.nan
+        found = scaling.outliers(spoiled)
+        if column in (1, 3) and value == -9999 and len(rows) < 20:
+            continue  # a wide column is hardly blinded by one
+        assert list(found) == [column]
+        np.testing.assert_array_equal(found[column], list(rows))
+    spoiled = x.copy()
+    spoiled[[7, 9], 0] = -9999, 8888
+    np.testing.assert_array_equal(scaling.outliers(spoiled)[0], [7, 9])
+
+
+def test_what_happens_seldom_is_no_outlier():
+    rng = np.random.default_rng(0)
+    x = np.zeros((5000, 5))
+    x[[100, 4000], 0] = 1  # a switch
+    x[rng.choice(5000, 20), 1] = rng.exponential(100, 20)  # bursts
+    x[:, 2] = rng.standard_t(3, 5000)
+    x[2500:2502, 3] = 1
+    x[:, 4] = np.nan
+    assert scaling.outliers(x) == {}
+    assert scaling.outliers(x[:10]) == {}
+    assert scaling.outliers(x[:0]) == {}
+
+
+def test_real_servers_have_few(data_root):
+    """Channels of SMD that are mostly idle and sometimes burst are not mistaken for outliers."""
+    streams = fedgeo.data.smd(data_root)
+    found = [scaling.outliers(x) for x in streams.train.values()]
+    assert sum(map(bool, found)) <= 5
+    assert sum(map(len, found)) <= 6

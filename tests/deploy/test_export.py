@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 
@@ -159,16 +160,16 @@ def test_experts_at_zero_score_as_in_the_runtime(rows, tmp_path):
 
 
 def test_a_folder_for_a_device(newest, x, tmp_path):
-    made = Made(tmp_path / "pumps.fedgeo", newest)
+    made = Made(tmp_path / "the pumps.fedgeo", newest)
     for _ in range(2):  # a second time over the first
         folder = export.to_runtime(made.path, tmp_path / "device")
-    assert {file.name for file in folder.iterdir()} == {"runtime.py", "pumps.fedgeo", "README.txt"}
+    assert {file.name for file in folder.iterdir()} == {"runtime.py", "the pumps.fedgeo", "README.txt"}
     text = (folder / "README.txt").read_text()
     assert text.count("\n") == 3
     command = re.search(r"python (runtime\.py .*) < rows\.csv", text)[1]
-    assert command == 'runtime.py pumps.fedgeo --client "machine 0"'
+    assert shlex.split(command) == ["runtime.py", "the pumps.fedgeo", "--client", "machine 0"]
     done = subprocess.run(
-        [sys.executable, "runtime.py", "pumps.fedgeo", "--client", "machine 0"],
+        [sys.executable, *shlex.split(command)],
         cwd=folder,
         input="".join(",".join(map(repr, row)) + "\n" for row in x[:30].tolist()),
         capture_output=True,

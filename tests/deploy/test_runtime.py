@@ -575,6 +575,46 @@ def test_rows_of_a_table_are_watched_too(rows):
     assert 0 < table["alarm"].sum() < len(table)
 
 
+def test_scores_that_rest_on_filled_rows_are_counted(made, x):
+    lines, tally = list(lines_of(x)), {}
+    clean = scores_of(watched(lines, made.loaded))
+    lines[100] = "lost\n"
+    got = watched(lines, made.loaded, tally=tally)
+    assert got[100]["note"].endswith("; the last values stand in for it")
+    other = np.flatnonzero(~np.isclose(scores_of(got), clean, rtol=0, atol=0, equal_nan=True))
+    last = 100 + made.loaded.warm_up + made.loaded._width - 1
+    assert (other.min(), other.max()) == (100, last)
+    assert tally["filled"] == last - 100
+    stream = made.loaded.stream("machine 1")
+    for _ in range(made.loaded.window):
+        stream.skip()
+    assert not stream.filled
+
+
+def test_ignored_columns_are_noted_once(made, x):
+    wide = np.concatenate([x, np.zeros((len(x), 1))], axis=1)
+    lines, notes = list(lines_of(wide, header=[*made.columns, "label"])), []
+    watched([*lines, lines[0]], made.loaded, on_note=notes.append)
+    assert notes == ["ignored columns: 'label'"]
+
+
+def test_names_for_a_detector_without_are_seen(made, x, tmp_path):
+    detector = runtime.load(
+        runtime.write(tmp_path / "n", {**made.about, "columns": list("01234")}, made.arrays)
+    )
+    with pytest.raises(ValueError, match="fitted on files without names: leave this line out"):
+        watched(lines_of(x, header=made.columns), detector)
+
+
+def test_a_doubt_of_many_alarms(made):
+    about = {**made.about, "calibration": [{"client": "machine 1", "alarm_rate": 0.01}]}
+    detector = runtime.StreamDetector(about, made.arrays)
+    assert not runtime.doubt(detector, "machine 1", 100, 9)
+    assert "1.00% were alarms, of these 20.00%" in runtime.doubt(detector, "machine 1", 100, 20)
+    assert not runtime.doubt(detector, "machine 1", 0, 0)
+    assert not runtime.doubt(detector, "machine 0", 100, 20)
+
+
 # Alone
 
 ALONE = """
@@ -613,7 +653,10 @@ def test_the_file_is_a_program(made, x):
 
     content = b"\xff\xfe\n" + "".join(lines_of(x[:100])).encode()
     done = run(str(made.path), "--client", "machine 1", content=content)
-    assert (done.returncode, done.stderr) == (0, b"101 rows, 96 scored, 0 alarms, 1 unread\n")
+    assert (done.returncode, done.stderr) == (
+        0,
+        b"101 rows, 96 scored, 0 alarms, 1 unread\n",
+    )  # lost before the first row: nothing is filled
     table = pd.read_csv(io.BytesIO(done.stdout))
     np.testing.assert_allclose(table["score"][1:], streamed(made.loaded, "machine 1", x[:100])[0], rtol=1e-8)
     done = run(str(made.path), content=content)

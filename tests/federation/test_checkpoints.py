@@ -99,6 +99,26 @@ def test_a_checkpoint_of_other_shapes_is_refused(tmp_path, rounds):
     assert again.server.shape == (2,)
 
 
+def stepping(size):
+    """Two algorithms that only a number tells apart."""
+    return averaging()._replace(
+        update=lambda key, server, client, data_k: (client + 1, server + size * (data_k - server), {})
+    )
+
+
+def test_a_checkpoint_of_another_step_size_is_refused(tmp_path, monkeypatch):
+    want = fit(tmp_path, 3, alg=stepping(0.5))
+    with pytest.raises(
+        federation.CheckpointError, match="another program on the same shapes, for a setting such as"
+    ):
+        fit(tmp_path, 3, alg=stepping(0.25))
+    chex.assert_trees_all_equal(
+        fit(tmp_path, 3, alg=stepping(0.5)), want
+    )  # another function, the same program
+    monkeypatch.setattr(jax, "__version__", "9.9.9")
+    fit(tmp_path, 6, alg=stepping(0.25))  # an older program cannot be told from one of another version
+
+
 def test_a_checkpoint_of_another_dtype_is_refused(tmp_path):
     fit(tmp_path, 3)
     counting = averaging()._replace(init=lambda key, data: FedState(jnp.zeros(()), jnp.zeros(len(data), int)))

@@ -101,6 +101,8 @@ ARGUMENTS = [
     ({"key": jax.random.split(KEY)}, "one typed key such as"),
     ({"key": jnp.zeros(2, jnp.uint32)}, r"one typed key such as .*uint32\[2\]"),
     ({"rounds": True}, "rounds must be a whole number of at least 0, got True"),
+    ({"rounds": 2.5}, "rounds must be a whole number of at least 0, got 2.5"),
+    ({"data": jnp.zeros(0)}, "data has no clients"),
     ({"mesh": 4}, "mesh must be a jax.sharding.Mesh, got 4; pass client_mesh"),
     (
         {"checkpoints": "dir"},
@@ -135,6 +137,19 @@ ARGUMENTS = [
 def test_an_argument_that_is_wrong_is_named(options, message):
     with pytest.raises(ValueError, match=message):
         fit(**options)
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, jnp.int32, jnp.asarray])
+def test_whole_numbers_may_be_numpys_or_jaxs(number):
+    options = {"rounds": 2, "first_round": 3, "block_size": 1, "quorum": 2}
+    got = fit(**{name: number(value) for name, value in options.items()}, sampler=federation.uniform(2))
+    jax.tree.map(np.testing.assert_array_equal, got, fit(**options, sampler=federation.uniform(2)))
+
+
+def test_a_sampler_may_return_arrays_of_numpy():
+    got, history = fit(sampler=lambda key, k, number: Cohort(np.array([2, 0]), np.ones(2, bool)), rounds=2)
+    assert got.server == 5
+    assert history.client.tolist() == [[2, 0]] * 2
 
 
 @pytest.mark.parametrize("size", [2.5, True, "2"])
@@ -176,6 +191,8 @@ def test_other_clients_than_those_of_the_detectors_are_named():
     np.testing.assert_array_equal(federation.score(alg, detectors, jnp.ones((3, 4))), np.ones((3, 4)))
     with pytest.raises(ValueError, match="got detectors of 3 and x of 4"):
         federation.score(alg, detectors, jnp.ones((4, 4)))
+    with pytest.raises(ValueError, match="score takes the rows alone, got Series; pass its x"):
+        federation.score(alg, detectors, Series(jnp.ones((3, 4, 1)), jnp.ones((3, 4), bool)))
 
 
 def test_fit_runs_on_the_host():
@@ -183,6 +200,8 @@ def test_fit_runs_on_the_host():
         ValueError, match=r"fit runs on the host, .* under jit or vmap use fedgeo.federation.init"
     ):
         jax.jit(lambda data: fit(data=data)[0].server)(DATA)
+    with pytest.raises(ValueError, match="fit runs on the host"):
+        jax.vmap(lambda key: fit(key=key)[0].server)(jax.random.split(KEY))
     together = jax.vmap(lambda data: fit(data=data)[0].server)(jnp.stack([DATA, DATA + 1]))
     assert together.tolist() == [5, 6]
 

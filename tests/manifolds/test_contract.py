@@ -49,14 +49,14 @@ def _operations():
     yield "stiefel.inner", Operation(lambda X, V: stiefel.inner(X, V, V), frame, 1)
     yield "stiefel.transport", Operation(lambda X, Y: stiefel.transport(X, Y, X), frame, 2)
     yield "stiefel.ehess2rhess", Operation(lambda X, V: stiefel.ehess2rhess(X, X * X, V * X, V), frame, 1)
-    for name in ("project_horizontal", "principal_angles", "dist"):
+    for name in ("project_horizontal", "principal_angles", "dist", "squared_dist"):
         yield f"grassmann.{name}", Operation(getattr(grassmann, name), frame, 2)
     for name in ("project_tangent", "egrad2rgrad", "norm", "retract", "exp"):
         yield f"sphere.{name}", Operation(getattr(sphere, name), vector, 1)
     yield "sphere.project", Operation(lambda x, v: sphere.project(x + v), vector, 1)
     yield "sphere.inner", Operation(lambda x, v: sphere.inner(x, v, v), vector, 1)
     yield "sphere.ehess2rhess", Operation(lambda x, v: sphere.ehess2rhess(x, x * x, v * x, v), vector, 1)
-    for name in ("log", "dist"):
+    for name in ("log", "dist", "squared_dist"):
         yield f"sphere.{name}", Operation(getattr(sphere, name), vector, 2)
     yield "sphere.slerp", Operation(lambda x, y: sphere.slerp(x, y, 0.3), vector, 2)
     yield "sphere.transport", Operation(lambda x, y: sphere.transport(x, y, x), vector, 2)
@@ -157,8 +157,11 @@ def test_no_nan_on_the_way_at_singular_points():
             double(jax.grad(lambda x, y=y: jnp.sum(sphere.slerp(x, y, 0.3) ** 3))(x))
             double(jax.grad(lambda x, y=y: jnp.sum(sphere.log(x, y) ** 3))(x))
             double(jax.grad(lambda x, y=y: jnp.sum(sphere.dist(x, y)))(x))
+            double(jax.grad(lambda x, y=y: jnp.sum(sphere.squared_dist(x, y)))(x))
         double(jax.grad(lambda V: jnp.sum(stiefel.retract(X, V, method="polar") ** 3))(0 * X))
         double(jax.grad(lambda Y: jnp.sum(stiefel.project(Y) ** 3))(X))
+        for f in (grassmann.dist, grassmann.squared_dist):
+            double(jax.grad(lambda Y, f=f: f(X, Y))(X))
 
 
 FRAMES = [
@@ -171,8 +174,17 @@ FRAMES = [
     grassmann.project_horizontal,
     grassmann.principal_angles,
     grassmann.dist,
+    grassmann.squared_dist,
 ]
-VECTORS = [sphere.project_tangent, sphere.retract, sphere.exp, sphere.log, sphere.dist, sphere.norm]
+VECTORS = [
+    sphere.project_tangent,
+    sphere.retract,
+    sphere.exp,
+    sphere.log,
+    sphere.dist,
+    sphere.squared_dist,
+    sphere.norm,
+]
 
 
 @pytest.mark.parametrize("function", FRAMES)

@@ -1,5 +1,7 @@
 """Inverses from matrix products against NumPy and SciPy."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -62,3 +64,20 @@ def test_derivatives(x64):
     check_derivatives(linalg.inverse, (G,), order=1)
     check_derivatives(lambda G: linalg.inverse_sqrt(linalg.sym(G), floor=1.0), (G,), order=1)
     check_derivatives(linalg.expm, (G / 10,), order=1)
+
+
+@pytest.mark.parametrize("name", ["inverse", "inverse_cholesky", "inverse_sqrt", "expm"])
+def test_bad_matrices_are_refused(name):
+    f = getattr(linalg, name)
+    f = (lambda A: linalg.inverse_sqrt(A, floor=1.0)) if name == "inverse_sqrt" else f
+    for shape in ((2, 3), (4,)):
+        with pytest.raises(ValueError, match=rf"{name}: expected square.*{re.escape(str(shape))}"):
+            f(jnp.ones(shape))
+    with pytest.raises(TypeError, match=rf"{name}: expected a real floating dtype, got int32"):
+        f(jnp.eye(3, dtype=jnp.int32))
+
+
+def test_inverse_sqrt_does_not_stall_on_a_floor_of_zero(dtype):
+    S = spd((3, 4, 4), dtype)
+    exact = linalg.inverse_sqrt(S, floor=1.0)
+    assert gap(linalg.inverse_sqrt(S, floor=0.0), exact) <= 50 * eps(dtype)

@@ -177,3 +177,32 @@ def test_update_needs_the_point():
     x = sphere.random(KEY, (3,))
     with pytest.raises(ValueError, match="params"):
         optimizer.update(x, optimizer.init(x))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda manifold: optim.riemannian(optax.sgd(0.1), manifold),
+        optim.riemannian_gradient,
+        optim.retract_updates,
+    ],
+    ids=["riemannian", "riemannian_gradient", "retract_updates"],
+)
+def test_what_is_no_manifold_is_refused_at_once(build):
+    with pytest.raises(TypeError, match=r"got the class Stiefel; make one by Stiefel\(\)"):
+        build(optim.Stiefel)
+    with pytest.raises(TypeError, match=r"methods of optim\.Manifold, got str without"):
+        build("stiefel")
+    build(stiefel)  # a module holds the methods too
+
+
+def test_swapped_arguments_and_unknown_methods_are_refused_at_once():
+    with pytest.raises(TypeError, match=r"the order is riemannian\(inner, manifold\)"):
+        optim.riemannian(optim.Stiefel(), optax.sgd(0.1))
+    with pytest.raises(TypeError, match="inner must be an optax optimiser"):
+        optim.riemannian(0.1, optim.Sphere())
+    for manifold in (optim.Stiefel, optim.Grassmann):
+        with pytest.raises(
+            ValueError, match="retraction must be one of qr, polar, cayley, householder, got 'svd'"
+        ):
+            manifold("svd")

@@ -301,3 +301,68 @@ def test_new_values_do_not_retrace():
     x, y = sphere.random(KEY, (2, 5, 3))
     for t in (0.1, 0.2, 0.3):
         double(step(x, y, t))
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_times_that_do_not_broadcast_are_refused_with_their_shapes(jit):
+    x, y = sphere.random(KEY, (2, 4, 3))
+    slerp = jax.jit(sphere.slerp) if jit else sphere.slerp
+    for f in (slerp, sphere.geodesic):
+        with pytest.raises(
+            ValueError, match=r"slerp: t must broadcast.*x \(4, 3\) and y \(4, 3\), got t \(5,\)"
+        ):
+            f(x, y, jnp.ones(5))
+        with pytest.raises(ValueError, match=r"got t \(4, 1, 3\)"):
+            f(x, y, jnp.ones((4, 1, 3)))
+    assert sphere.slerp(x, y, jnp.ones((5, 1))).shape == (5, 4, 3)
+
+
+HESSIAN_ANGLES = (0.0, 1e-20, 1e-8, 1e-4, 0.05, 0.5, 2.0, 3.0)
+
+
+def test_squared_distance_has_the_derivatives_of_the_textbook(dtype):
+    """The Hessian of half of it is 1 along the geodesic and ``angle / tan(angle)`` across (Pennec, 2018)."""
+    x, y = pairs(4, dtype, HESSIAN_ANGLES)
+    values, gradients = jax.vmap(jax.value_and_grad(lambda x, y: 0.5 * sphere.squared_dist(x, y), 1))(x, y)
+    forward = jax.vmap(jax.hessian(lambda x, y: 0.5 * sphere.squared_dist(x, y), 1))(x, y)
+    backward = jax.vmap(jax.hessian(lambda x, y: 0.5 * sphere.squared_dist(y, x), 1))(x, y)
+    np.testing.assert_allclose(2 * double(values), double(sphere.dist(x, y)) ** 2, rtol=8 * eps(dtype))
+    assert gap(gradients, -sphere.log(y, x)) <= 64 * eps(dtype)
+    for k, angle in enumerate(HESSIAN_ANGLES):
+        y_k = double(y[k])
+        P = np.eye(4) - np.outer(y_k, y_k)
+        toward = P @ double(x[k])
+        size = np.linalg.norm(toward)
+        along = np.outer(toward, toward) / size**2 if angle > 1e-4 else np.zeros((4, 4))
+        across = angle / np.tan(angle) if angle else 1.0
+        exact = along + across * (P - along)
+        for hessian in (forward[k], backward[k]):
+            assert gap(P @ double(hessian) @ P, exact) <= (1e-8 + 400 * eps(dtype)) / max(np.sin(angle), 0.1)
+
+
+def test_squared_distance_of_equal_and_opposite_points():
+    x = sphere.random(KEY, (5, 4))
+    P = np.eye(4) - double(x)[:, :, None] * double(x)[:, None]
+    for f in (lambda x, y: sphere.squared_dist(x, y), lambda x, y: sphere.squared_dist(y, x)):
+        assert gap(jax.vmap(jax.grad(f))(x, x), 0) == 0
+        assert gap(jax.vmap(jax.hessian(f))(x, x), 2 * P) <= 8 * eps(jnp.float32)
+        assert gap(jax.vmap(jax.grad(f))(x, -x), 0) == 0
+        assert gap(f(x, -x), np.pi**2) <= 16 * eps(jnp.float32)
+        double(jax.vmap(jax.hessian(f))(x, -x))
+    v = jnp.zeros(4)
+    assert gap(jax.hessian(lambda v: sphere.inner(x[0], v, v))(v), 2 * np.eye(4)) == 0
+
+
+def test_subnormal_numbers_count_as_zero():
+    assert gap(sphere.project(jnp.array([3e-42, 4e-42])), np.array([1, 0])) == 0
+
+
+def test_counts_and_dtypes_that_make_no_sense_are_refused():
+    x = sphere.random(KEY, (4, 3))
+    with pytest.raises(ValueError, match="iters must be at least 0, got -1"):
+        sphere.frechet_mean(x, iters=-1)
+    with pytest.raises(TypeError, match=r"iters must be an integer.*got 1\.5"):
+        sphere.frechet_mean(x, iters=1.5)
+    assert gap(sphere.frechet_mean(x, iters=0), sphere.mean(x)) <= 4 * eps(jnp.float32)
+    with pytest.raises(TypeError, match="dtype must be real floating, got int"):
+        sphere.random(KEY, (3,), int)

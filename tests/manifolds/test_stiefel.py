@@ -348,6 +348,10 @@ def test_unknown_method_and_passes_are_refused():
         stiefel.retract(X, X, method="svd")
     with pytest.raises(ValueError, match="at least 1"):
         stiefel.qf(X, passes=0)
+    with pytest.raises(TypeError, match=r"passes must be an integer of at least 1, got 1\.5"):
+        stiefel.qf(X, passes=1.5)
+    with pytest.raises(TypeError, match="dtype must be real floating, got int"):
+        stiefel.random(KEY, (5, 2), int)
 
 
 def test_new_values_do_not_retrace():
@@ -359,3 +363,42 @@ def test_new_values_do_not_retrace():
     for seed in range(3):
         X, V = frames_and_steps(seed, (20, 4), jnp.float32)
         double(step(X, V))
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e20, 1e30])
+def test_size_does_not_matter(size, dtype):
+    """The Gram matrix of these would leave the range of float32."""
+    Y, Z = jax.random.normal(KEY, (2, 5, 20, 4), dtype)
+    sizes = jnp.asarray([size, 1, size, 2**100, 2**-60], dtype)[
+        :, None, None
+    ]  # per matrix, and the last two exact
+    for f in (stiefel.qf, stiefel.project):
+        assert gap(f(sizes * Y), f(Y)) <= 20 * eps(dtype)
+        assert gap(f(sizes * Y)[3:], f(Y)[3:]) == 0
+        slope, exact = jax.jvp(f, (sizes * Y,), (sizes * Z,))[1], jax.jvp(f, (Y,), (Z,))[1]
+        assert gap(slope, exact) <= 50 * eps(dtype)
+    with pytest.raises(AssertionError):
+        double(stiefel.qf(0 * Y))
+
+
+@pytest.mark.parametrize("method", ["qr", "polar", "householder"])
+@pytest.mark.parametrize("size", [1e6, 1e15])
+def test_huge_steps_are_retracted(method, size, dtype):
+    X, V = frames_and_steps(0, (20, 4), dtype)
+    step = jnp.asarray(size, dtype) * V
+    Q = stiefel.retract(X, step, method=method)
+    exact = double(X) + double(step)
+    if method == "polar":
+        U, _, Vt = np.linalg.svd(exact, full_matrices=False)
+        exact = U @ Vt
+    else:
+        exact, R = np.linalg.qr(exact)
+        exact = exact * np.where(np.diag(R) < 0, -1, 1)[None]
+    assert orthonormality(Q) <= 10 * eps(dtype)
+    assert gap(Q, exact) <= 20 * eps(dtype)
+
+
+def test_square_of_the_norm_is_the_inner_product():
+    X, V = frames_and_steps(0, (4, 2), jnp.float32)
+    hessian = jax.hessian(lambda V: stiefel.inner(X, V, V))(0 * V).reshape(8, 8)
+    assert gap(hessian, 2 * np.eye(8)) == 0

@@ -162,3 +162,19 @@ def test_doctests(module):
     result = doctest.testmod(module)
     assert result.attempted > 0
     assert result.failed == 0
+
+
+def test_nothing_to_check_and_integers_are_refused():
+    manifold, f = optim.Sphere(), jnp.sum
+    checks = {
+        "check_retraction": lambda x: testing.check_retraction(manifold, x, x),
+        "check_projection": lambda x: testing.check_projection(manifold, x, x, x),
+        "check_transport": lambda x: testing.check_transport(manifold, x, x, x, x),
+        "check_inner": lambda x: testing.check_inner(manifold, x, x, x),
+        "check_gradient": lambda x: testing.check_gradient(f, manifold, x, x),
+    }
+    for name, check in checks.items():
+        with pytest.raises(ValueError, match=rf"{name}: x has shape \(0, 5\) and no entries"):
+            check(jnp.ones((0, 5)))
+        with pytest.raises(TypeError, match=rf"{name}: x must have a real floating dtype, got int32"):
+            check(jnp.ones(5, jnp.int32))

@@ -208,6 +208,7 @@ def test_empty_clients_are_named_and_left_out(geodesic_result):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_papers_baselines_stand_in_the_same_table():
     pytest.importorskip("xgboost", reason="needs the extra fedgeo[xgboost]")
     x = data.iris().x.copy()
@@ -221,6 +222,7 @@ def test_the_papers_baselines_stand_in_the_same_table():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("table", "floor"), [(data.breast_cancer, 97), (data.iris, 90)])
 @pytest.mark.parametrize("alpha", [None, 0.5])
 def test_geodesic_svdd_reaches_what_it_should(table, floor, alpha):
