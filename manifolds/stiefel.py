@@ -89,7 +89,7 @@ def qf(Y: jax.Array, *, passes: int = 2) -> jax.Array:
     numbers up to 1e4 in float32. One is enough near the manifold, where ``Y^T Y`` is close to I.
 
     Args:
-        Y: ``(..., n, p)`` of full column rank, of any finite size.
+        Y: ``(..., n, p)`` of full column rank, of any size above subnormal numbers.
         passes: of Cholesky QR, at least 1.
 
     Returns:
@@ -225,7 +225,7 @@ def project(Y: jax.Array) -> jax.Array:
     the derivatives of the SVD are not. First derivatives only: the second involve those of singular vectors.
 
     Args:
-        Y: ``(..., n, p)`` of full column rank and any finite size; the mean of frames, for instance.
+        Y: ``(..., n, p)`` of full column rank and any size above subnormal numbers; the mean of frames, for instance.
 
     Returns:
         ``(..., n, p)`` frames; NaN where the rank is not full, since then no nearest frame is unique.

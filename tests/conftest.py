@@ -33,7 +33,7 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 def pytest_configure(config: pytest.Config) -> None:
     """Optimise less: the default suite compiles far more than it computes, and slow tests still as long.
 
-    The demo and what ``tests.federation.child`` runs are compiled as users get them.
+    The demo's test takes the flags away again: there programs are compiled as users get them.
     """
     flags = "--xla_backend_optimization_level=1"
     if config.option.markexpr == "not slow":

@@ -77,11 +77,7 @@ def second_moments(lift: Lift, series: Series, *, chunk: int = 1024, dtype: Any 
     Raises:
         ValueError: no :class:`Series`, or a dtype that JAX would silently replace.
     """
-    if not isinstance(series, Series):
-        raise ValueError(
-            f"moments are taken of a Series(x, mask), got {type(series).__name__}; make one with "
-            "fedgeo.data.stack_series"
-        )
+    _check_kind(series)
     own = series.x.dtype if jnp.issubdtype(series.x.dtype, jnp.floating) else lift.weight.dtype
     dtype = jnp.dtype(own if dtype is None else dtype)
     if jax.dtypes.canonicalize_dtype(dtype) != dtype:
@@ -140,9 +136,16 @@ def prepare(lift: Lift, series: Series) -> Moments:
     Raises:
         ValueError: as :func:`second_moments`.
     """
-    if not isinstance(series, Series):
-        second_moments(lift, series)
+    _check_kind(series)
     return jax.lax.map(lambda one: second_moments(lift, one), series)
+
+
+def _check_kind(series: Any) -> None:
+    if not isinstance(series, Series):
+        raise ValueError(
+            f"moments are taken of a Series(x, mask), got {type(series).__name__}; make one with "
+            "fedgeo.data.stack_series"
+        )
 
 
 def _first_rows(mask: jax.Array, length: int) -> jax.Array:
