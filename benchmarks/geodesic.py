@@ -1,16 +1,17 @@
 """Geodesic-SVDD's training of a whole setting as one program, against the same training called in Python loops.
 
-    python -m benchmarks.geodesic [--json] [--alpha 0.5] [--seeds 5] [--rounds 50] [--repeats 3]
+    python -m benchmarks.geodesic [--json] [--alpha 0.5] [--seeds 5] [--rounds 50] [--repeats 5]
 
-The setting is Breast Cancer with every class in turn held normal, several seeds, three clients. The one program maps
-over classes, seeds and clients and scans over rounds. The loops call the same compiled local training, start and
-aggregation from Python, for one client, seed and class at a time: once on rows padded to one shape, which compile once,
-and once on each client's own rows, as a loop would be written without a simulator, which compile once for every number
-of rows. The program takes all tasks at once, or in turn, which on a CPU stays in its caches and compiles faster.
+The setting is Breast Cancer with every class in turn held normal, several seeds, three clients. The one program sweeps
+over classes and seeds, shared out among the cores, maps over clients and scans over rounds. The loops call the same
+compiled local training, start and aggregation from Python, for one client, seed and class at a time: once on each
+client's own rows, as a loop is written without a simulator, which compiles anew for every number of rows; and once on
+rows padded to one shape, which compiles once. The program and the loop on padded rows work on short batches in smaller
+shapes; own rows need none. ``--vmap`` adds the program that trains all tasks at once on one device, as on an
+accelerator.
 """
 
 import argparse
-import itertools
 import time
 from functools import partial
 
@@ -28,7 +29,8 @@ from fedgeo.runs.tables import GeodesicSettings, stack_each, tasks_of
 
 CLIENTS, BATCH = 3, 128
 PROTOCOLS = ("one-shot", "iterative")
-PROGRAMS = ("one program", "one program, tasks in turn")
+SHORT = (BATCH // 8, BATCH // 4, BATCH // 2, BATCH * 3 // 4)
+OWN, PADDED = "loop, own rows", "loop, padded rows"
 
 
 def setting(alpha, seeds):
@@ -42,19 +44,39 @@ def stack(tasks):
     return stack_each(tasks, max(len(rows) for task in tasks for rows in task))
 
 
-def one_program(alg, rounds, *, in_turn=False):
-    """``(keys (B,), rows (B, K, N, F)) -> servers``: one compiled program, of all tasks at once or in turn."""
+def trainer_of(alg, rounds, block_size=None):
+    """``(key, rows (K, N, F)) -> server``: one task's whole training."""
 
     def train(key, rows):
         state = federation.init(alg, key, rows)
-        first = jnp.asarray(0)
-        return federation.run(alg, key, state, rows, first, sampler=federation.everyone, rounds=rounds)[
-            0
-        ].server
+        return federation.run(
+            alg,
+            key,
+            state,
+            rows,
+            jnp.asarray(0),
+            sampler=federation.everyone,
+            rounds=rounds,
+            block_size=block_size,
+        )[0].server
 
-    if in_turn:
-        return lambda keys, rows: jax.lax.map(lambda task: train(*task), (keys, rows))
-    return jax.vmap(train)
+    return train
+
+
+def one_program(alg, rounds, tasks):
+    """``(keys (B,), rows (B, K, N, F)) -> servers``: a sweep, as ``fedgeo run geodesic-svdd`` does it."""
+    block_size = 1 if federation.in_turn() else None
+    train = trainer_of(alg._replace(merge=None), rounds, block_size)
+    mesh = federation.client_mesh(min(tasks, jax.device_count()))
+    return lambda keys, rows: federation.sweep(train, keys, rows, mesh=mesh, cost=worked_on(rows.mask))
+
+
+def worked_on(mask):
+    """``mask (B, K, N)`` to rows that a task works on in an epoch, short batches filled up, ``(B,)``."""
+    count = mask.sum(2)
+    sizes = jnp.asarray([0, *SHORT, BATCH])
+    rest = sizes[jnp.searchsorted(sizes, count % BATCH)]
+    return jnp.sum(count // BATCH * BATCH + rest, axis=1)
 
 
 def loop(alg, rounds, keys, rows, clients):
@@ -104,45 +126,63 @@ def seconds(call):
     return time.perf_counter() - began, result
 
 
-def compare(report, name, alg, rounds, tasks, repeats):
-    """One program against both loops; the loops' first calls compile."""
+def compare(report, name, make, rounds, tasks, repeats, at_once):
+    """One program against both loops; the loops' first calls compile.
+
+    Args:
+        report: takes the lines.
+        name: of protocol and skew.
+        make: short_batches to an algorithm.
+        rounds: R.
+        tasks: from :func:`setting`.
+        repeats: of what is timed without compiling.
+        at_once: also the program of all tasks at once.
+    """
     rows = stack(tasks)
     keys = jax.random.split(jax.random.key(0), len(tasks))
     padded = [[Rows(rows.x[b, k], rows.mask[b, k]) for k in range(CLIENTS)] for b in range(len(tasks))]
-    whole = 1  # a client without rows still needs an array to compile for
+    fewest = 1  # a client without rows still needs an array to compile for
     own = [
-        [Rows(*(part[: max(int(one.mask.sum()), whole)] for part in one)) for one in task] for task in padded
+        [Rows(*(part[: max(int(one.mask.sum()), fewest)] for part in one)) for one in task] for task in padded
     ]
     shapes = len({one.x.shape for task in own for one in task})
+    plain, in_shapes = make(()), make(SHORT)
 
-    calls, with_compiling = {}, {}
-    for kind in PROGRAMS:
-        whole_setting = one_program(alg, rounds, in_turn=kind != "one program")
-        compiling, calls[kind] = _timing.compile_seconds(whole_setting, keys, rows)
-        first, servers = seconds(calls[kind])
+    programs = {"one program": one_program(in_shapes, rounds, len(tasks))}
+    if at_once:
+        programs["vmap of all tasks"] = jax.vmap(trainer_of(plain, rounds))
+    calls, with_compiling, found = {}, {}, {}
+    for kind, program in programs.items():
+        compiling, calls[kind] = _timing.compile_seconds(program, keys, rows)
+        first, found[kind] = seconds(calls[kind])
         with_compiling[kind] = compiling + first
-    for kind, clients in {"loop, padded rows": padded, "loop, own rows": own}.items():
+    for kind, alg, clients in ((OWN, plain, own), (PADDED, in_shapes, padded)):
         calls[kind] = loop(alg, rounds, keys, rows, clients)
-        with_compiling[kind], found = seconds(calls[kind])
-        if kind == "loop, padded rows":
-            together = jax.tree.map(lambda *leaves: jnp.stack(leaves), *found)
-            gaps = jax.tree.map(
-                lambda a, b: jnp.max(jnp.abs(a.astype(float) - b.astype(float))), servers, together
-            )
-            gap = float(max(jax.tree.leaves(gaps)))
+        with_compiling[kind], servers = seconds(calls[kind])
+        found[kind] = jax.tree.map(lambda *leaves: jnp.stack(leaves), *servers)
     running = _timing.interleaved(calls, repeats)
 
-    report.line(
-        f"{name}: local trainings, of {shapes} different numbers of rows", len(tasks) * CLIENTS * rounds, ""
-    )
+    trainings = len(tasks) * CLIENTS * rounds
+    report.line(f"{name}: local trainings, of {shapes} different numbers of rows", trainings, "")
     for kind in calls:
         report.line(f"{name}: {kind}, with compiling", with_compiling[kind], "s")
         report.line(f"{name}: {kind}, without", running[kind], "s")
-    report.line(f"{name}: largest difference of parameters, program and padded loop", gap, "", most=1e-3)
-    for program, kind in itertools.product(PROGRAMS, list(calls)[len(PROGRAMS) :]):
-        title = f"{name}: {kind} / {program}"
-        report.line(f"{title}, with compiling", with_compiling[kind] / with_compiling[program], "", least=5)
-        report.line(f"{title}, without", running[kind] / running[program], "", least=2)
+    apart = gap(found["one program"], found[PADDED])
+    report.line(f"{name}: largest difference of parameters, program and padded loop", apart, "", most=1e-3)
+    for program in programs:
+        for kind, least in ((OWN, 5), (PADDED, None)):
+            title, bounds = f"{name}: {kind} / {program}", program == "one program"
+            ratio = with_compiling[kind] / with_compiling[program]
+            report.line(f"{title}, with compiling", ratio, "", least=least if bounds else None)
+            report.line(
+                f"{title}, without", running[kind] / running[program], "", least=2 if bounds else None
+            )
+
+
+def gap(a, b):
+    """Largest absolute difference of two trees."""
+    apart = jax.tree.map(lambda x, y: jnp.max(jnp.abs(x.astype(float) - y.astype(float))), a, b)
+    return float(max(jax.tree.leaves(apart)))
 
 
 def main() -> None:
@@ -156,21 +196,29 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=50, help="of the iterative protocol, and epochs of the one-shot"
     )
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--protocol", nargs="+", default=PROTOCOLS, choices=PROTOCOLS)
+    parser.add_argument(
+        "--vmap", action="store_true", help="also the program of all tasks at once on one device"
+    )
     options = parser.parse_args()
 
+    federation.one_device_a_core()
     report = _timing.Report(options.json)
     alpha = None if options.alpha == "iid" else float(options.alpha)
     tasks = setting(alpha, options.seeds)
     model, adam = geodesic_svdd(), optax.adam(1e-3)
-    programs = {
-        "one-shot": (one_shot(model, optimizer=adam, epochs=options.rounds, batch_size=BATCH), 1),
-        "iterative": (fedavg(model, optimizer=adam, epochs=1, batch_size=BATCH), options.rounds),
+    made = {
+        "one-shot": (partial(one_shot, model, optimizer=adam, epochs=options.rounds, batch_size=BATCH), 1),
+        "iterative": (partial(fedavg, model, optimizer=adam, epochs=1, batch_size=BATCH), options.rounds),
     }
     skew = "IID" if alpha is None else f"Dirichlet {alpha:g}"
     for protocol in options.protocol:
-        compare(report, f"{protocol}, {skew}", *programs[protocol], tasks, options.repeats)
+        make, rounds = made[protocol]
+        compare(
+            report, f"{protocol}, {skew}", lambda short, make=make: make(short_batches=short), rounds, tasks,
+            options.repeats, options.vmap,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

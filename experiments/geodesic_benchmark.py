@@ -182,6 +182,7 @@ def main():
     parser.add_argument("--curve", action="store_true", help="only AUROC against bytes")
     parser.add_argument("--report", action="store_true", help="only write the page from the files")
     options = parser.parse_args()
+    federation.one_device_a_core()
     path, record = HERE.with_suffix(".csv"), HERE.with_suffix(".json")
     made_by = provenance(options.root)
     if options.curve:

@@ -27,7 +27,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from fedgeo import data, page, profile, report, runs
+from fedgeo import data, federation, page, profile, report, runs
 from fedgeo.data.streams import listed
 from fedgeo.deploy import export
 from fedgeo.deploy import runtime as deploy
@@ -93,6 +93,7 @@ class RunGeodesic:
             "covertype": lambda: data.covertype(self.root, rows=self.rows),
         }
         table = load[self.data]()
+        federation.one_device_a_core()
         out = _folder(self.out or Path("results", f"geodesic-svdd-{self.data}"))
         with _progress(f"Geodesic-SVDD on {self.data}") as on_step:
             result = runs.run_geodesic(table, self.settings, seeds=self.seeds, on_step=on_step)
@@ -111,6 +112,7 @@ class Demo:
     def run(self) -> None:
         """Run, print and write both methods, and draw one stream."""
         began = time.perf_counter()
+        federation.one_device_a_core()
         folders = [_folder(self.out / name) for name in ("geodesic-svdd", "fedkad")]
         with _progress("Geodesic-SVDD on Breast Cancer (real)") as on_step:
             tabular = runs.run_geodesic(data.breast_cancer(), seeds=self.seeds, on_step=on_step)

@@ -23,6 +23,7 @@ DATA_SETS = ("SMAP_MSL", "SMD", "titanic", "adult")
 hypothesis.settings.register_profile("no deadline", deadline=None)
 hypothesis.settings.load_profile("no deadline")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_num_cpu_devices", 1)  # tests of several devices start processes of their own
 # One folder a process: JAX reads what another process is still writing.
 jax.config.update(
     "jax_compilation_cache_dir", str(CACHE / "jax" / os.environ.get("PYTEST_XDIST_WORKER", "main"))

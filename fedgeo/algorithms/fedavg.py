@@ -1,6 +1,6 @@
 """Federated averaging of any :class:`Model`; with the spherical encoder, Geodesic-SVDD's iterative protocol."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ def fedavg(
     batch_size: int = 128,
     examples: Examples = ROWS,
     max_steps: int | None = None,
+    short_batches: Sequence[int] = (),
     stateful: bool = False,
     mean: Callable[[PyTree, jax.Array], PyTree] = trees.mean,
 ) -> FedAlgorithm:
@@ -49,6 +50,7 @@ def fedavg(
         batch_size: examples a local step.
         examples: how to read them out of a client's data.
         max_steps: local steps an epoch at most; None for every example in every epoch.
+        short_batches: smaller sizes to compile a step for, see :func:`fedgeo.algorithms.local.trainer`.
         stateful: a client keeps its optimiser's state for the next round it takes part in; otherwise it starts it anew
             in every round, and a few steps of Adam are then little more than the signs of the gradient.
         mean: ``(uploads, weights) -> params``; or a robust one, :func:`fedgeo.trees.median` or
@@ -56,7 +58,7 @@ def fedavg(
     """
     train = local.trainer(
         model, optimizer or optax.adam(1e-3), epochs=epochs, batch_size=batch_size, examples=examples,
-        max_steps=max_steps,
+        max_steps=max_steps, short_batches=short_batches,
     )  # fmt: skip
 
     def init(key: Key, data: PyTree) -> FedState:

@@ -1,7 +1,7 @@
 """What a client does alone: minibatch training of a model, and any algorithm without its federation."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,6 +36,7 @@ def trainer(
     batch_size: int,
     examples: Examples = ROWS,
     max_steps: int | None = None,
+    short_batches: Sequence[int] = (),
 ) -> Trainer:
     """Local training as in Algorithm 1 of Geodesic-SVDD: E epochs of shuffled minibatches.
 
@@ -50,18 +51,25 @@ def trainer(
         examples: how to read them out of a client's data; the rows of :class:`Rows` by default.
         max_steps: local steps an epoch at most, so that a large client costs no more than ``max_steps * batch_size``
             examples; it takes others in every epoch. None for every example in every epoch.
+        short_batches: sizes below batch_size that a step is compiled for too. A batch with fewer examples, as small
+            clients and the ends of epochs have, is then worked on in the least size that holds it, with the same
+            result. It saves time only where clients come in turn (``block_size=1``, or a loop); clients that are mapped
+            at once all take whole batches. Each size adds to the time of compiling.
 
     Raises:
-        ValueError: epochs, batch_size or max_steps that is no whole number of at least 1, or no model or optimiser.
+        ValueError: epochs, batch_size, max_steps or one of short_batches that is no whole number of at least 1, or no
+            model or optimiser.
     """
     epochs, batch_size = whole("epochs", epochs, 1), whole("batch_size", batch_size, 1)
     max_steps = None if max_steps is None else whole("max_steps", max_steps, 1)
+    short_batches = [whole("short_batches", size, 1) for size in short_batches]
     if not isinstance(model, Model):
         remedy = "call the factory: a Model is what it returns" if callable(model) else "see fedgeo.protocol"
         raise ValueError(f"model must be a Model, got {model!r}; {remedy}")
     if not isinstance(optimizer, optax.GradientTransformation):
         raise ValueError(f"optimizer must be one of optax, such as optax.adam(1e-3), got {optimizer!r}")
     losses = (model.loss, *model.others)
+    gradients = [_in_sizes(_gradient(loss, examples), short_batches) for loss in losses]
 
     def start(params: PyTree) -> PyTree:
         return tuple(optimizer.init(params) for _ in losses)
@@ -78,12 +86,12 @@ def trainer(
             steps = jnp.minimum(steps, max_steps)
 
         def descend(
-            step_key: Key, params: PyTree, states: tuple[PyTree, ...], x: jax.Array, mask: jax.Array
+            step_key: Key, params: PyTree, states: tuple[PyTree, ...], index: jax.Array, count: jax.Array
         ) -> tuple[PyTree, tuple[PyTree, ...], jax.Array]:
             values, new_states = [], []
-            for turn, (loss, state) in enumerate(zip(losses, states, strict=True)):
+            for turn, (gradient_of, state) in enumerate(zip(gradients, states, strict=True)):
                 own_key = jax.random.fold_in(step_key, turn) if turn else step_key
-                value, gradient = jax.value_and_grad(loss, argnums=1)(own_key, params, anchor, x, mask)
+                value, gradient = gradient_of(count, index, own_key, params, anchor, data)
                 updates, state = optimizer.update(gradient, state, params)
                 params = optax.apply_updates(params, updates)
                 values.append(value)
@@ -100,9 +108,9 @@ def trainer(
             ) -> tuple[PyTree, PyTree, jax.Array]:
                 params, states, total = carry
                 index = jax.lax.dynamic_slice_in_dim(order, place * batch, batch)
-                mask = jnp.take(valid, index, mode="fill", fill_value=False)
                 own_key = jax.random.fold_in(step_key, place)
-                params, states, value = descend(own_key, params, states, examples.take(data, index), mask)
+                count = jnp.sum(valid) - place * batch
+                params, states, value = descend(own_key, params, states, index, count)
                 return params, states, total + value
 
             params, states, total = jax.lax.fori_loop(0, steps, step, (*carry, jnp.zeros(())))
@@ -113,6 +121,46 @@ def trainer(
         return params, states, {"first_loss": history[0], "last_loss": history[-1]}
 
     return Trainer(start, run)
+
+
+def _gradient(loss: Callable[..., jax.Array], examples: Examples) -> Callable[..., tuple[jax.Array, PyTree]]:
+    """``(index, key, params, anchor, data_k)`` to the loss of these examples and its gradient by the parameters."""
+
+    def gradient(
+        index: jax.Array, key: Key, params: PyTree, anchor: PyTree, data: PyTree
+    ) -> tuple[jax.Array, PyTree]:
+        mask = jnp.take(examples.mask(data), index, mode="fill", fill_value=False)
+        return jax.value_and_grad(loss, argnums=1)(key, params, anchor, examples.take(data, index), mask)
+
+    return gradient
+
+
+def _in_sizes(work: Callable[..., Any], short: Sequence[int]) -> Callable[..., Any]:
+    """``(count, index, *rest)`` to ``work(index, *rest)``, on the least size that holds the first ``count`` of index.
+
+    Under vmap a branch by count would be all branches, so there the index is taken whole.
+    """
+
+    def whole_batch(count: jax.Array, index: jax.Array, *rest: Any) -> Any:
+        del count
+        return work(index, *rest)
+
+    if not short:
+        return whole_batch
+
+    @jax.custom_batching.custom_vmap
+    def least(count: jax.Array, index: jax.Array, *rest: Any) -> Any:
+        sizes = [*sorted({size for size in short if size < len(index)}), len(index)]
+        branches = [lambda index, *rest, size=size: work(index[:size], *rest) for size in sizes]
+        return jax.lax.switch(jnp.searchsorted(jnp.asarray(sizes), count), branches, index, *rest)
+
+    @least.def_vmap
+    def _(axis_size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
+        axes = jax.tree.map(lambda b: 0 if b else None, tuple(batched))
+        result = jax.vmap(whole_batch, in_axes=axes, axis_size=axis_size)(*arguments)
+        return result, jax.tree.map(lambda _: True, result)
+
+    return least
 
 
 def example_count(examples: Examples) -> Callable[[PyTree], jax.Array]:

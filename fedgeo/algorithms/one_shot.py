@@ -1,5 +1,6 @@
 """Geodesic-SVDD's one-shot protocol: a product of experts. arXiv 2610.33619, Protocol A and Algorithm 1."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -35,6 +36,7 @@ def one_shot(
     epochs: int = 50,
     batch_size: int = 128,
     max_steps: int | None = None,
+    short_batches: Sequence[int] = (),
 ) -> FedAlgorithm:
     """One round of local training from one shared start; the score is the sum of the experts' scores (eq. 2).
 
@@ -46,10 +48,12 @@ def one_shot(
         epochs: local epochs.
         batch_size: rows a local step.
         max_steps: local steps an epoch at most; None for every row in every epoch.
+        short_batches: smaller sizes to compile a step for, see :func:`fedgeo.algorithms.local.trainer`.
     """
     train = local.trainer(
-        model, optimizer or optax.adam(1e-3), epochs=epochs, batch_size=batch_size, max_steps=max_steps
-    )
+        model, optimizer or optax.adam(1e-3), epochs=epochs, batch_size=batch_size, max_steps=max_steps,
+        short_batches=short_batches,
+    )  # fmt: skip
 
     def init(key: Key, data: Rows) -> FedState:
         num_clients = data.x.shape[0]

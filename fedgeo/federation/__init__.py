@@ -23,6 +23,7 @@ from fedgeo.federation.participation import (
     with_dropout,
 )
 from fedgeo.federation.sharding import client_mesh
+from fedgeo.federation.sweeps import in_turn, one_device_a_core, sweep
 
 __all__ = [
     "CheckpointError",
@@ -37,12 +38,15 @@ __all__ = [
     "everyone",
     "fed_round",
     "fit",
+    "in_turn",
     "incidents",
     "init",
+    "one_device_a_core",
     "recorded",
     "round_keys",
     "run",
     "score",
+    "sweep",
     "uniform",
     "upload_bytes",
     "with_deadline",

@@ -29,7 +29,7 @@ def _over_clients(work: Callable[..., Any], arguments: PyTree, block_size: int |
     """Map ``work(*arguments_k)`` over the leading axis, all at once, or ``block_size`` clients at a time."""
     if block_size is None:
         return jax.vmap(lambda a: work(*a))(arguments)
-    return jax.lax.map(lambda a: work(*a), arguments, batch_size=block_size)
+    return jax.lax.map(lambda a: work(*a), arguments, batch_size=block_size if block_size > 1 else None)
 
 
 def _merge_blocks(
@@ -46,7 +46,7 @@ def _merge_blocks(
     """
 
     def block(carry: tuple[PyTree, jax.Array], some: tuple[PyTree, jax.Array]) -> Any:
-        clients, uploads, *rest = jax.vmap(lambda a: work(*a))(some[0])
+        clients, uploads, *rest = _over_clients(work, some[0], None if size > 1 else 1)
         weights, sound = rest[-2:]
         counted = some[1] & sound
         own = jnp.where(counted, weights, 0)

@@ -147,6 +147,13 @@ def _away_from_zero(mean: jax.Array) -> jax.Array:
     return jnp.where((mean != 0) & (jnp.abs(mean) < 0.1), jnp.sign(mean) * 0.1, mean)
 
 
+def _beta(key: Key, kappa: float) -> jax.Array:
+    """What ``jax.random.beta(key, kappa, kappa)`` draws; both gammas in one loop, which compiles in half the time."""
+    logs = jax.vmap(lambda k: jax.random.loggamma(k, kappa))(jax.random.split(key))
+    first, second = jnp.exp(logs - jnp.max(logs))
+    return first / (first + second)
+
+
 def _svdd(network: nn.Module, center: Callable[[jax.Array], jax.Array], mixup: Mixup, kappa: float) -> Model:
     """Distance to a fixed centre, a function of the clients' mean embedding, as loss and score."""
 
@@ -167,7 +174,7 @@ def _svdd(network: nn.Module, center: Callable[[jax.Array], jax.Array], mixup: M
         dropout_key, pair_key, lambda_key = jax.random.split(key, 3)
         z = embed(params, x, train=True, rngs={"dropout": dropout_key})
         if mixup != "none":
-            lam = jax.random.beta(lambda_key, kappa, kappa)
+            lam = _beta(lambda_key, kappa)
             z = mix(z, z[shuffle(pair_key, mask)], lam, mixup)
         return jnp.sum(jnp.where(mask, squared_distance(z, anchor), 0)) / jnp.maximum(jnp.sum(mask), 1)
 

@@ -140,12 +140,19 @@ def check_seeds(seeds: Sequence[int]) -> None:
 
 
 def train(
-    alg: FedAlgorithm, key: Key, clients: PyTree, sampler: federation.Sampler, rounds: int
+    alg: FedAlgorithm,
+    key: Key,
+    clients: PyTree,
+    sampler: federation.Sampler,
+    rounds: int,
+    block_size: int | None = None,
 ) -> tuple[PyTree, federation.RoundInfo]:
     """A whole training without a stop: all clients' detectors and the history. For use inside ``jit``."""
     state = federation.init(alg, key, clients)
     first = jnp.asarray(0)
-    state, history = federation.run(alg, key, state, clients, first, sampler=sampler, rounds=rounds)
+    state, history = federation.run(
+        alg, key, state, clients, first, sampler=sampler, rounds=rounds, block_size=block_size
+    )
     return federation.deploy(alg, state, clients), history
 
 

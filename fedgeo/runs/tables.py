@@ -195,7 +195,8 @@ def run_geodesic(
 
     Rows are split 60/20/20 into train, validation and test, class by class; train rows are dealt out to K clients,
     scaled with the federation's own mean and sd, or median and quartiles, and each client keeps its rows of the normal
-    class. All classes and seeds train as one vmapped program; another skew of the same table uses it again.
+    class. All classes and seeds train as one program, see :func:`fedgeo.federation.sweep`, over all devices there are;
+    another skew of the same table uses it again.
 
     Two rules set thresholds. The main columns take a quantile of the scores of normal validation rows. Those that begin
     with ``youden`` maximise Youden's J on the validation rows of all classes and their labels, as the paper does; a
@@ -369,14 +370,23 @@ def _program(settings: GeodesicSettings, name: str) -> Program:
     method = _method(settings, name)
 
     def program(key: Key, clients: Rows, queries: Rows) -> tuple[jax.Array, _Spread, federation.RoundInfo]:
-        detectors, history = train(method.alg, key, clients, federation.everyone, method.rounds)
+        # Clients of a CPU in turn too: each takes the steps of its own rows, not those of the largest. There are few:
+        # their uploads need not be added up one by one to save memory.
+        block_size = 1 if federation.in_turn() else None
+        alg = method.alg._replace(merge=None)
+        detectors, history = train(alg, key, clients, federation.everyone, method.rounds, block_size)
         if not method.alone:
             detectors = jax.tree.map(lambda leaf: leaf[:1], detectors)
         scores = jax.vmap(method.alg.score, in_axes=(0, None))(detectors, queries.x)
         spread = jax.vmap(lambda one: _spread(method, one, queries))(detectors)
         return scores, spread, history
 
-    return Program(jax.vmap(program))
+    def all_tasks(keys: Key, clients: Rows, queries: Rows) -> PyTree:
+        mesh = federation.client_mesh(min(len(keys), jax.device_count()))
+        num_rows = jnp.sum(clients.mask, axis=(1, 2))
+        return federation.sweep(program, keys, clients, queries, mesh=mesh, cost=num_rows)
+
+    return Program(all_tasks)
 
 
 def _spread(method: _Method, detector: FedAvgServer | OneShotServer, queries: Rows) -> _Spread:
