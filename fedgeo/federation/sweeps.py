@@ -47,6 +47,18 @@ def sweep(
     CPU takes its own in turn, and poses as several devices after :func:`one_device_a_core`. Between the two ways
     results agree to rounding; on a CPU they do not depend on the number of devices.
 
+    Example:
+        Four trainings over a grid of seeds and step sizes::
+
+            def train(seed, step_size):
+                alg, key = fedkad(lift, step_size=step_size), jax.random.key(seed)
+                state = init(alg, key, clients)
+                state, history = run(alg, key, state, clients, jnp.asarray(0), sampler=everyone, rounds=30)
+                return state.server.Z, history.metrics
+
+            seeds, step_sizes = jnp.asarray([0, 0, 1, 1]), jnp.asarray([0.05, 0.1, 0.05, 0.1])
+            Z, metrics = jax.jit(partial(sweep, train, mesh=client_mesh()))(seeds, step_sizes)
+
     Args:
         program: pure, of one task, such as :func:`init` followed by :func:`run`; without a mesh of its own.
         arguments: leaves ``(B, ...)``.
@@ -58,7 +70,7 @@ def sweep(
         What ``program`` returns, leaves ``(B, ...)``.
 
     Raises:
-        ValueError: leaves of different numbers of tasks, or of none.
+        ValueError: leaves of different numbers of tasks, or of none; a cost for other tasks.
     """
     lengths = {np.shape(leaf)[:1] for leaf in jax.tree.leaves(arguments)}
     if len(lengths) != 1 or lengths <= {(), (0,)}:
@@ -67,6 +79,8 @@ def sweep(
             f"axes of {sorted(lengths)}; close over what all tasks share"
         )
     ((tasks,),) = lengths
+    if cost is not None and np.shape(cost) != (tasks,):
+        raise ValueError(f"cost holds a number a task, ({tasks},), got {np.shape(cost)}")
 
     def on_one_device(*own: PyTree) -> PyTree:
         if in_turn(mesh):

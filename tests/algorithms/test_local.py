@@ -1,5 +1,6 @@
 """How many steps a client takes, on which rows: counted by a model whose parameters count them."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from fedgeo import federation
 from fedgeo.algorithms import local
 from fedgeo.algorithms.fedavg import fedavg
+from fedgeo.models.encoder import geodesic_svdd
 from fedgeo.protocol import Model, Rows
 
 ROWS = 50
@@ -47,6 +49,51 @@ def test_a_bounded_client_takes_other_rows_in_every_epoch():
     visits = trained(ROWS, epochs=20, max_steps=1)["visits"]
     assert visits.sum() == 200
     assert (visits > 0).sum() > 45  # the same ten rows every time would be 10
+
+
+SIZES = Model(
+    lambda key, x: jnp.zeros(()),
+    lambda params, x, mask: (),
+    lambda key, params, anchor, x, mask: -params * x.shape[0],
+    lambda params, anchor, x: x[:, 0],
+)
+"""Its parameter grows by the size of every batch that a step worked on, examples and padding."""
+
+
+@pytest.mark.parametrize(
+    ("rows", "size"), [(0, 0), (1, 2), (2, 2), (3, 5), (5, 5), (6, 10), (13, 10 + 5), (20, 20), (42, 40 + 2)]
+)
+@pytest.mark.parametrize("block_size", [None, 1, 2])
+def test_a_short_batch_is_worked_on_in_the_least_size_unless_clients_are_mapped(rows, size, block_size):
+    data = Rows(jnp.zeros((2, ROWS, 1)), jnp.asarray(np.arange(ROWS) < [[rows], [ROWS]]))
+    alg = fedavg(SIZES, optimizer=optax.sgd(1.0), epochs=1, batch_size=10, short_batches=(5, 2, 99))
+    state, _ = federation.fit(alg, jax.random.key(0), data, rounds=1, block_size=block_size)
+    steps = -(-rows // 10)
+    worked = size if block_size == 1 else 10 * steps
+    np.testing.assert_allclose(state.server.params, (rows * worked + ROWS * ROWS) / (rows + ROWS), rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 37])
+def test_short_batches_change_no_result(rows):
+    x = jax.random.normal(jax.random.key(1), (40, 3)).at[rows:].set(7.0)  # padding
+    data = Rows(x, jnp.arange(40) < rows)
+    model = geodesic_svdd(latent=4, width=8, blocks=1)
+    params, anchor = model.init(jax.random.key(0), jnp.ones((1, 3))), jnp.ones(4)
+
+    def run(short):
+        train = local.trainer(model, optax.adam(1e-2), epochs=3, batch_size=16, short_batches=short)
+        return jax.jit(lambda key: train.run(key, params, train.start(params), anchor, data))(
+            jax.random.key(2)
+        )
+
+    want, got = run(()), run((2, 8))
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(got))
+    chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_a_short_batch_without_rows_is_refused():
+    with pytest.raises(ValueError, match="short_batches must be a whole number of at least 1, got 0"):
+        local.trainer(COUNTER, optax.sgd(1.0), epochs=1, batch_size=4, short_batches=(2, 0))
 
 
 def test_a_bound_below_one_is_refused():

@@ -127,3 +127,12 @@ def test_training_is_mixed_and_dropped_out(rows):
     assert loss["none", 0.0][0] == loss["none", 0.0][1]  # nothing random is left
     assert loss["none", 0.5][0] != loss["none", 0.5][1]
     assert len({loss[mixup, 0.0][0] for mixup in ("slerp", "lerp", "none")}) == 3
+
+
+@pytest.mark.parametrize("kappa", [0.2, 1.0, 5.0])
+def test_mixup_draws_as_beta_does(kappa):
+    keys = jax.random.split(jax.random.key(0), 500)
+    got = jax.vmap(lambda key: encoder._beta(key, kappa))(keys)
+    assert ((got >= 0) & (got <= 1)).all()
+    want = jax.vmap(lambda key: jax.random.beta(key, kappa, kappa))(keys)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-7)
