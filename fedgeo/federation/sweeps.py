@@ -54,7 +54,7 @@ def sweep(
                 alg, key = fedkad(lift, step_size=step_size), jax.random.key(seed)
                 state = init(alg, key, clients)
                 state, history = run(alg, key, state, clients, jnp.asarray(0), sampler=everyone, rounds=30)
-                return state.server.Z, history.metrics
+                return state.server, history.metrics
 
             seeds, step_sizes = jnp.asarray([0, 0, 1, 1]), jnp.asarray([0.05, 0.1, 0.05, 0.1])
             Z, metrics = jax.jit(partial(sweep, train, mesh=client_mesh()))(seeds, step_sizes)
