@@ -3,12 +3,12 @@
     python -m benchmarks.geodesic [--json] [--alpha 0.5] [--seeds 5] [--rounds 50] [--repeats 5]
 
 The setting is Breast Cancer with every class in turn held normal, several seeds, three clients. The one program sweeps
-over classes and seeds, shared out among the cores, maps over clients and scans over rounds. The loops call the same
-compiled local training, start and aggregation from Python, for one client, seed and class at a time: once on each
-client's own rows, as a loop is written without a simulator, which compiles anew for every number of rows; and once on
-rows padded to one shape, which compiles once. The program and the loop on padded rows work on short batches in smaller
-shapes; own rows need none. ``--vmap`` adds the program that trains all tasks at once on one device, as on an
-accelerator.
+over classes and seeds, shared out among the cores, and scans over rounds; clients come in turn on a CPU, at once
+elsewhere. The loops call the same compiled local training, start and aggregation from Python, for one client, seed and
+class at a time: once on each client's own rows, as a loop is written without a simulator, which compiles anew for every
+number of rows; and once on rows padded to one shape, which compiles once, so that with compiling there is nothing to
+win and no target. The program and the loop on padded rows work on short batches in smaller shapes; own rows need none.
+``--vmap`` adds the program that trains all tasks at once on one device, as on an accelerator.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def trainer_of(alg, rounds, block_size=None):
 
 
 def one_program(alg, rounds, tasks):
-    """``(keys (B,), rows (B, K, N, F)) -> servers``: a sweep, as ``fedgeo run geodesic-svdd`` does it."""
+    """``(keys (B,), rows (B, K, N, F)) -> servers``: a sweep over tasks, shared out among the devices."""
     block_size = 1 if federation.in_turn() else None
     train = trainer_of(alg._replace(merge=None), rounds, block_size)
     mesh = federation.client_mesh(min(tasks, jax.device_count()))

@@ -51,17 +51,20 @@ def trainer(
         examples: how to read them out of a client's data; the rows of :class:`Rows` by default.
         max_steps: local steps an epoch at most, so that a large client costs no more than ``max_steps * batch_size``
             examples; it takes others in every epoch. None for every example in every epoch.
-        short_batches: sizes below batch_size that a step is compiled for too. A batch with fewer examples, as small
-            clients and the ends of epochs have, is then worked on in the least size that holds it, with the same
-            result. It saves time only where clients come in turn (``block_size=1``, or a loop); clients that are mapped
-            at once all take whole batches. Each size adds to the time of compiling.
+        short_batches: sizes below batch_size that a step is compiled for too; others are ignored. A batch with fewer
+            examples, as small clients and the ends of epochs have, is then worked on in the least size that holds it.
+            The result is the same if what the loss draws for an example does not hang on how many follow it, as with
+            JAX's own dropout. It saves time only where clients come in turn (``block_size=1`` on one task or on a CPU's
+            sweep, or a loop); clients that are mapped at once all take whole batches. Each size takes time to compile.
 
     Raises:
-        ValueError: epochs, batch_size, max_steps or one of short_batches that is no whole number of at least 1, or no
-            model or optimiser.
+        ValueError: epochs, batch_size, max_steps or one of short_batches that is no whole number of at least 1, no
+            sequence of them, or no model or optimiser.
     """
     epochs, batch_size = whole("epochs", epochs, 1), whole("batch_size", batch_size, 1)
     max_steps = None if max_steps is None else whole("max_steps", max_steps, 1)
+    if isinstance(short_batches, str) or not isinstance(short_batches, Sequence):
+        raise ValueError(f"short_batches takes sizes, such as (16, 32), got {short_batches!r}")
     short_batches = [whole("short_batches", size, 1) for size in short_batches]
     if not isinstance(model, Model):
         remedy = "call the factory: a Model is what it returns" if callable(model) else "see fedgeo.protocol"
@@ -136,31 +139,32 @@ def _gradient(loss: Callable[..., jax.Array], examples: Examples) -> Callable[..
 
 
 def _in_sizes(work: Callable[..., Any], short: Sequence[int]) -> Callable[..., Any]:
-    """``(count, index, *rest)`` to ``work(index, *rest)``, on the least size that holds the first ``count`` of index.
+    """``(count, index, *rest)`` to ``work`` on the least size that holds the first ``count`` of the index."""
 
-    Under vmap a branch by count would be all branches, so there the index is taken whole.
-    """
-
-    def whole_batch(count: jax.Array, index: jax.Array, *rest: Any) -> Any:
-        del count
-        return work(index, *rest)
-
-    if not short:
-        return whole_batch
-
-    @jax.custom_batching.custom_vmap
     def least(count: jax.Array, index: jax.Array, *rest: Any) -> Any:
         sizes = [*sorted({size for size in short if size < len(index)}), len(index)]
         branches = [lambda index, *rest, size=size: work(index[:size], *rest) for size in sizes]
-        return jax.lax.switch(jnp.searchsorted(jnp.asarray(sizes), count), branches, index, *rest)
-
-    @least.def_vmap
-    def _(axis_size: int, batched: Sequence[Any], *arguments: Any) -> tuple[Any, Any]:
-        axes = jax.tree.map(lambda b: 0 if b else None, tuple(batched))
-        result = jax.vmap(whole_batch, in_axes=axes, axis_size=axis_size)(*arguments)
-        return result, jax.tree.map(lambda _: True, result)
+        return jax.lax.switch(_place(count, sizes), branches, index, *rest)
 
     return least
+
+
+def _place(count: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    """Where the least of the ascending sizes that holds ``count`` stands; under vmap the last, the same for all.
+
+    A branch that differs from client to client would be worked on as all branches.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def place(count: jax.Array) -> jax.Array:
+        return jnp.searchsorted(jnp.asarray(sizes), count)
+
+    @place.def_vmap
+    def _(axis_size: int, batched: Sequence[bool], count: jax.Array) -> tuple[jax.Array, bool]:
+        del axis_size, batched, count
+        return jnp.asarray(len(sizes) - 1), False
+
+    return place(count)
 
 
 def example_count(examples: Examples) -> Callable[[PyTree], jax.Array]:

@@ -29,7 +29,7 @@ def _over_clients(work: Callable[..., Any], arguments: PyTree, block_size: int |
     """Map ``work(*arguments_k)`` over the leading axis, all at once, or ``block_size`` clients at a time."""
     if block_size is None:
         return jax.vmap(lambda a: work(*a))(arguments)
-    return jax.lax.map(lambda a: work(*a), arguments, batch_size=block_size if block_size > 1 else None)
+    return jax.lax.map(lambda a: work(*a), arguments, batch_size=None if block_size == 1 else block_size)
 
 
 def _merge_blocks(
@@ -410,9 +410,10 @@ def deploy(alg: FedAlgorithm, state: FedState, data: PyTree, *, block_size: int 
     """Every client's detector, leaves ``(K, ...)``.
 
     Raises:
-        ValueError: a state and data of different numbers of clients.
+        ValueError: a state and data of different numbers of clients; a block size below 1.
     """
     checks.same_clients(**{"state.clients": state.clients, "data": data})
+    block_size = None if block_size is None else whole("block_size", block_size, 1)
     return _over_clients(partial(alg.deploy, state.server), (state.clients, data), block_size)
 
 
@@ -429,11 +430,12 @@ def score(alg: FedAlgorithm, detectors: PyTree, x: PyTree, *, block_size: int | 
         ``(K, T)`` or ``(K, N)``; what stands at padded rows means nothing.
 
     Raises:
-        ValueError: detectors and data of different numbers of clients.
+        ValueError: detectors and data of different numbers of clients; a block size below 1.
     """
     if isinstance(x, Rows | Series):
         raise ValueError(f"score takes the rows alone, got {type(x).__name__}; pass its x")
     checks.same_clients(detectors=detectors, x=x)
+    block_size = None if block_size is None else whole("block_size", block_size, 1)
     return _over_clients(alg.score, (detectors, x), block_size)
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pandas as pd
+from jax.sharding import Mesh
 
 from fedgeo import data, evaluation, federation, trees
 from fedgeo.algorithms.fedavg import FedAvgServer, fedavg
@@ -235,7 +236,8 @@ def run_geodesic(
         clock.method = method
         made = _method(settings, method)
         clients = rows[made.pooled]
-        found = clock.run(_program(_shared(settings), method), keys, clients, queries)
+        program = _program(_shared(settings), method, _mesh(len(tasks)))
+        found = clock.run(program, keys, clients, queries)
         scores, spread, history = jax.tree.map(np.asarray, found)
         for b, task in enumerate(tasks):
             one = jax.tree.map(lambda leaf, b=b: leaf[b], (spread, history))
@@ -361,8 +363,8 @@ def _method(settings: GeodesicSettings, name: str) -> _Method:
 
 
 @lru_cache(maxsize=len(TRAINED))
-def _program(settings: GeodesicSettings, name: str) -> Program:
-    """Training and scoring of B tasks at once, compiled once for the skews of a table.
+def _program(settings: GeodesicSettings, name: str, mesh: Mesh | None) -> Program:
+    """Training and scoring of B tasks on the devices of a mesh, compiled once for the skews of a table.
 
     ``(keys (B,), clients (B, K, N, F), queries (B, Q, F))`` to scores ``(B, J, Q)`` of J detectors (one for all, or one
     a client), their :class:`_Spread` and histories.
@@ -382,11 +384,17 @@ def _program(settings: GeodesicSettings, name: str) -> Program:
         return scores, spread, history
 
     def all_tasks(keys: Key, clients: Rows, queries: Rows) -> PyTree:
-        mesh = federation.client_mesh(min(len(keys), jax.device_count()))
         num_rows = jnp.sum(clients.mask, axis=(1, 2))
         return federation.sweep(program, keys, clients, queries, mesh=mesh, cost=num_rows)
 
     return Program(all_tasks)
+
+
+def _mesh(tasks: int) -> Mesh | None:
+    """This process's devices, at most one a task; None if somebody chose the device."""
+    if jax.config.jax_default_device is not None:  # type: ignore[attr-defined]
+        return None
+    return Mesh(np.asarray(jax.local_devices()[:tasks]), ("tasks",))
 
 
 def _spread(method: _Method, detector: FedAvgServer | OneShotServer, queries: Rows) -> _Spread:

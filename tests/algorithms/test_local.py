@@ -91,9 +91,17 @@ def test_short_batches_change_no_result(rows):
     chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_a_short_batch_without_rows_is_refused():
-    with pytest.raises(ValueError, match="short_batches must be a whole number of at least 1, got 0"):
-        local.trainer(COUNTER, optax.sgd(1.0), epochs=1, batch_size=4, short_batches=(2, 0))
+@pytest.mark.parametrize(
+    ("short", "message"),
+    [
+        ((2, 0), "short_batches must be a whole number of at least 1, got 0"),
+        (16, r"short_batches takes sizes, such as \(16, 32\), got 16"),
+        ("12", "short_batches takes sizes, .* got '12'"),
+    ],
+)
+def test_short_batches_that_are_no_sizes_are_refused(short, message):
+    with pytest.raises(ValueError, match=message):
+        local.trainer(COUNTER, optax.sgd(1.0), epochs=1, batch_size=4, short_batches=short)
 
 
 def test_a_bound_below_one_is_refused():

@@ -228,3 +228,13 @@ def test_an_init_that_works_on_the_host_may_be_given_a_state():
 def test_a_partial_is_an_algorithms_function():
     alg = averaging()._replace(sync=partial(lambda step, server, client: client + step, 10))
     assert fit(alg)[0].clients.tolist() == [11, 11, 11]
+
+
+@pytest.mark.parametrize("block_size", [0, -3, 1.5])
+def test_a_block_of_no_client_is_refused_where_detectors_are_made_and_used(block_size):
+    want = f"block_size must be a whole number of at least 1, got {block_size}"
+    state, _ = fit()
+    with pytest.raises(ValueError, match=want):
+        federation.deploy(averaging(), state, DATA, block_size=block_size)
+    with pytest.raises(ValueError, match=want):
+        federation.score(averaging(), DATA, DATA, block_size=block_size)

@@ -22,7 +22,7 @@ LINEAR = Model(
     ),
     score=lambda params, anchor, x: x @ params,
 )
-ALG = fedavg(LINEAR, epochs=2, batch_size=4)
+ALG = fedavg(LINEAR, epochs=2, batch_size=4, short_batches=(1, 2))
 
 
 def tasks(count):
@@ -35,43 +35,70 @@ def tasks(count):
 
 def train(key, rows):
     state = federation.init(ALG, key, rows)
+    first = jnp.asarray(0)
     state, history = federation.run(
-        ALG, key, state, rows, jnp.asarray(0), sampler=federation.everyone, rounds=3
+        ALG, key, state, rows, first, sampler=federation.everyone, rounds=3, block_size=1
     )
     return state.server.params, history.weight
 
 
-def test_a_sweep_is_a_loop_over_tasks():
+@pytest.mark.parametrize("in_turn", [True, False])
+def test_a_sweep_is_a_loop_over_tasks(monkeypatch, in_turn):
+    assert sweeps.in_turn()  # on a CPU; elsewhere:
+    monkeypatch.setattr(sweeps, "in_turn", lambda mesh: in_turn)
     keys, rows = tasks(5)
     swept = jax.jit(lambda *a: federation.sweep(train, *a))(keys, rows)
     one = jax.jit(train)
     looped = [one(keys[b], trees.take(rows, jnp.asarray(b))) for b in range(5)]
-    at_once = jax.vmap(train)(keys, rows)
-    for got, want, other in zip(swept, zip(*looped, strict=True), at_once, strict=True):
+    for got, want in zip(swept, zip(*looped, strict=True), strict=True):
         assert np.isfinite(got).all()
-        np.testing.assert_array_equal(got, np.stack(want))
-        np.testing.assert_allclose(got, other, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got, np.stack(want), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("in_turn", [True, False])
+@pytest.mark.parametrize("block_size", [None, 1, 2])
+def test_a_loss_may_hold_what_is_swept_over(monkeypatch, in_turn, block_size):
+    """A penalty closed over by the model, traced: short batches must not stand in its way."""
+    monkeypatch.setattr(sweeps, "in_turn", lambda mesh: in_turn)
+    key, rows = jax.random.key(1), trees.take(tasks(1)[1], jnp.asarray(0))
+
+    def penalised(penalty):
+        def loss(k, params, anchor, x, mask):
+            return LINEAR.loss(k, params, anchor, x, mask) + penalty * jnp.sum(params**2)
+
+        alg = fedavg(LINEAR._replace(loss=loss), epochs=2, batch_size=4, short_batches=(1, 2))
+        state = federation.init(alg, key, rows)
+        options = dict(sampler=federation.everyone, rounds=2, block_size=block_size)
+        return federation.run(alg, key, state, rows, jnp.asarray(0), **options)[0].server.params
+
+    penalties = jnp.asarray([0.0, 0.5, 3.0])
+    swept = jax.jit(lambda p: federation.sweep(penalised, p))(penalties)
+    want = np.stack([jax.jit(penalised)(p) for p in penalties])
+    assert np.isfinite(swept).all()
+    assert np.abs(np.diff(want, axis=0)).max() > 1e-3
+    np.testing.assert_allclose(swept, want, rtol=1e-4, atol=1e-5)
 
 
 CHILD = """
-import sys
 import numpy as np
 import jax
 from fedgeo import federation
 from tests.federation.test_sweeps import tasks, train
 
-count = 7
-def swept(mesh, cost):
+def swept(count, mesh, cost):
     program = jax.jit(lambda *a: federation.sweep(train, *a, mesh=mesh, cost=cost))
     return [np.asarray(leaf) for leaf in jax.tree.leaves(program(*tasks(count)))]
 
-want = swept(None, None)
-assert all(np.isfinite(leaf).all() for leaf in want)
-rows = tasks(count)[1].mask.sum(axis=(1, 2))
-for devices in (2, 3, 4):
+for count, devices in ((7, 2), (7, 3), (4, 4), (2, 4)):
+    want = swept(count, None, None)
+    assert all(np.isfinite(leaf).all() for leaf in want)
+    rows = tasks(count)[1].mask.sum(axis=(1, 2))
     for cost in (None, rows):
-        for got, one in zip(swept(federation.client_mesh(devices), cost), want, strict=True):
+        for got, one in zip(swept(count, federation.client_mesh(devices), cost), want, strict=True):
             np.testing.assert_array_equal(got, one)
+
+last = jax.sharding.Mesh(np.asarray(jax.devices()[-1:]), ("tasks",))
+assert jax.jit(lambda x: federation.sweep(lambda a: a + 1, x, mesh=last))(np.zeros(3)).devices() == {jax.devices()[-1]}
 """
 
 
@@ -83,7 +110,7 @@ def python(code, **variables):
 
 
 def test_devices_change_no_bit_and_no_order():
-    """Seven tasks: no multiple of the devices."""
+    """As many tasks as devices, more, fewer, and no multiple of them."""
     done = python(CHILD, JAX_NUM_CPU_DEVICES="4")
     assert done.returncode == 0, done.stderr
 
@@ -120,6 +147,11 @@ def test_arguments_that_are_no_tasks_are_refused(arguments):
         federation.sweep(lambda *a: a, *arguments)
 
 
+def test_a_mesh_that_is_none_is_refused():
+    with pytest.raises(ValueError, match=r"mesh must be a jax\.sharding\.Mesh, got 3"):
+        federation.sweep(lambda a: a, jnp.zeros(3), mesh=3)
+
+
 def test_a_cost_for_other_tasks_is_refused():
     mesh = federation.client_mesh(1)
     with pytest.raises(ValueError, match=r"cost holds a number a task, \(3,\), got \(2,\)"):
@@ -133,7 +165,7 @@ def test_a_cost_for_other_tasks_is_refused():
 def test_shares_hold_every_task_and_are_alike(cost, devices, whole):
     if whole:
         cost = cost * devices
-    shares = np.asarray(sweeps._deal(jnp.asarray(cost), devices)).reshape(devices, -1)
+    shares = np.asarray(sweeps._deal(jnp.asarray(cost, jnp.uint32), devices)).reshape(devices, -1)
     assert set(shares.ravel().tolist()) == set(range(len(cost)))
     if len(cost) % devices == 0:
         assert len(set(shares.ravel().tolist())) == shares.size

@@ -1,4 +1,7 @@
 import dataclasses
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pandas as pd
@@ -32,6 +35,31 @@ def test_seeds_are_checked_before_any_work(seeds):
 def test_bad_geodesic_settings_are_named(change, message):
     with pytest.raises(ValueError, match=message):
         runs.run_geodesic(data.iris(), dataclasses.replace(TINY, **change), seeds=(0,))
+
+
+ON_TWO_DEVICES = """
+import dataclasses, jax, pandas as pd
+from fedgeo import data, runs
+from tests.runs.test_tables import TINY
+
+settings = dataclasses.replace(TINY, alpha=0.5, methods=("Geodesic (OS)", "Geodesic (Iter)", "local-only"))
+assert jax.device_count() == 2
+two = runs.run_geodesic(data.iris(), settings, seeds=(0, 1, 2))
+with jax.default_device(jax.devices()[1]):
+    one = runs.run_geodesic(data.iris(), settings, seeds=(0, 1, 2))
+pd.testing.assert_frame_equal(two.units, one.units)
+pd.testing.assert_frame_equal(two.history, one.history)
+assert two.units.auroc.between(0.5, 1).any() and two.units.auroc.nunique() > 9
+"""
+
+
+@pytest.mark.slow
+def test_devices_change_no_number_of_a_run():
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"JAX_NUM_CPU_DEVICES": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", ON_TWO_DEVICES], env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_nothing_of_the_test_rows_reaches_training():
