@@ -61,9 +61,9 @@ SIZES = Model(
 
 
 @pytest.mark.parametrize(
-    ("rows", "size"), [(0, 0), (1, 2), (2, 2), (3, 5), (5, 5), (6, 10), (13, 10 + 5), (20, 20), (42, 40 + 2)]
+    ("rows", "size"), [(0, 0), (1, 2), (2, 2), (3, 5), (6, 10), (13, 10 + 5), (42, 40 + 2)]
 )
-@pytest.mark.parametrize("block_size", [None, 1, 2])
+@pytest.mark.parametrize("block_size", [None, 1])
 def test_a_short_batch_is_worked_on_in_the_least_size_unless_clients_are_mapped(rows, size, block_size):
     data = Rows(jnp.zeros((2, ROWS, 1)), jnp.asarray(np.arange(ROWS) < [[rows], [ROWS]]))
     alg = fedavg(SIZES, optimizer=optax.sgd(1.0), epochs=1, batch_size=10, short_batches=(5, 2, 99))
@@ -73,7 +73,7 @@ def test_a_short_batch_is_worked_on_in_the_least_size_unless_clients_are_mapped(
     np.testing.assert_allclose(state.server.params, (rows * worked + ROWS * ROWS) / (rows + ROWS), rtol=1e-6)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 7, 8, 9, 37])
+@pytest.mark.parametrize("rows", [0, 1, 8, 37])
 def test_short_batches_change_no_result(rows):
     x = jax.random.normal(jax.random.key(1), (40, 3)).at[rows:].set(7.0)  # padding
     data = Rows(x, jnp.arange(40) < rows)
