@@ -498,8 +498,8 @@ def plot_methods(
         if name in published:
             axis.axvline(published[name], color="black", linestyle="--", linewidth=1)
             axis.annotate(
-                f"published {published[name]:.2f}", (published[name], -0.9), fontsize=8, ha="center",
-                annotation_clip=False,
+                f"published {published[name]:.2f}", (published[name], 1), (0, 2), fontsize=8, ha="center",
+                xycoords=("data", "axes fraction"), textcoords="offset points", annotation_clip=False,
             )  # fmt: skip
         axis.set_xlim(0, 1.15 * np.nanmax([*values[name], published.get(name, 0)]))
         axis.set_xlabel(name)
