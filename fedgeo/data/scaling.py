@@ -62,9 +62,12 @@ def moments(x: np.ndarray) -> Moments:
     rows = known.sum(axis=0)
     first = x[known.argmax(axis=0), np.arange(x.shape[1])] if len(x) else np.zeros(x.shape[1])
     first = np.where(rows > 0, first, 0.0)
-    shifted = np.where(known, x - first, 0.0)  # keeps a large offset out of the sums
-    mean = shifted.sum(axis=0) / np.maximum(rows, 1)
-    m2 = np.square(np.where(known, shifted - mean, 0.0)).sum(axis=0)
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # what is too large is refused by name when a scaler is made
+        shifted = np.where(known, x - first, 0.0)  # keeps a large offset out of the sums
+        mean = shifted.sum(axis=0) / np.maximum(rows, 1)
+        m2 = np.square(np.where(known, shifted - mean, 0.0)).sum(axis=0)
     return Moments(rows, first + mean, m2)
 
 
@@ -83,9 +86,10 @@ def merge(parts: Iterable[Moments]) -> Moments:
             raise ValueError(f"moments of {len(total.mean)} and of {len(part.mean)} columns do not merge")
         rows = total.rows + part.rows
         share = part.rows / np.maximum(rows, 1)
-        gap = np.where(part.rows > 0, part.mean - total.mean, 0.0)
-        mean = np.where(total.rows > 0, total.mean + gap * share, part.mean)
-        m2 = total.m2 + part.m2 + np.square(gap) * total.rows * share
+        with np.errstate(over="ignore", invalid="ignore"):
+            gap = np.where(part.rows > 0, part.mean - total.mean, 0.0)
+            mean = np.where(total.rows > 0, total.mean + gap * share, part.mean)
+            m2 = total.m2 + part.m2 + np.square(gap) * total.rows * share
         total = Moments(rows, mean, m2)
     return total
 
