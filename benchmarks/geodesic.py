@@ -49,25 +49,17 @@ def trainer_of(alg, rounds, block_size=None):
 
     def train(key, rows):
         state = federation.init(alg, key, rows)
-        return federation.run(
-            alg,
-            key,
-            state,
-            rows,
-            jnp.asarray(0),
-            sampler=federation.everyone,
-            rounds=rounds,
-            block_size=block_size,
-        )[0].server
+        options = dict(sampler=federation.everyone, rounds=rounds, block_size=block_size)
+        return federation.run(alg, key, state, rows, jnp.asarray(0), **options)[0].server
 
     return train
 
 
 def one_program(alg, rounds, tasks):
     """``(keys (B,), rows (B, K, N, F)) -> servers``: a sweep over tasks, shared out among the devices."""
-    block_size = 1 if federation.in_turn() else None
-    train = trainer_of(alg._replace(merge=None), rounds, block_size)
     mesh = federation.client_mesh(min(tasks, jax.device_count()))
+    block_size = 1 if federation.in_turn(mesh) else None
+    train = trainer_of(alg._replace(merge=None), rounds, block_size)
     return lambda keys, rows: federation.sweep(train, keys, rows, mesh=mesh, cost=worked_on(rows.mask))
 
 

@@ -73,7 +73,7 @@ def sweep(
         What ``program`` returns, leaves ``(B, ...)``.
 
     Raises:
-        ValueError: leaves of different numbers of tasks, or of none; a cost for other tasks.
+        ValueError: leaves of different numbers of tasks, or of none; a cost for other tasks; no mesh of one axis.
     """
     if mesh is not None:
         sharding.check_mesh(mesh)

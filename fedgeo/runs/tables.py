@@ -374,7 +374,7 @@ def _program(settings: GeodesicSettings, name: str, mesh: Mesh | None) -> Progra
     def program(key: Key, clients: Rows, queries: Rows) -> tuple[jax.Array, _Spread, federation.RoundInfo]:
         # Clients of a CPU in turn too: each takes the steps of its own rows, not those of the largest. There are few:
         # their uploads need not be added up one by one to save memory.
-        block_size = 1 if federation.in_turn() else None
+        block_size = 1 if federation.in_turn(mesh) else None
         alg = method.alg._replace(merge=None)
         detectors, history = train(alg, key, clients, federation.everyone, method.rounds, block_size)
         if not method.alone:
